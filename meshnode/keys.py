@@ -72,7 +72,7 @@ def public_of(peer: PeerId) -> bytes:
         raise MeshError("bad_frame", f"{peer[:80]!r} is no peer id") from error
     if len(raw) != len(_PEER_PREFIX) + 32 or not raw.startswith(_PEER_PREFIX):
         raise MeshError("bad_frame", f"{peer[:80]!r} is no peer id of an Ed25519 key")
-    return raw[len(_PEER_PREFIX) :]
+    return bytes(raw[len(_PEER_PREFIX) :])
 
 
 def load_or_create(path: Path) -> NodeKey:

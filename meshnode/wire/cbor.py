@@ -1,8 +1,9 @@
 """Deterministic CBOR (RFC 8949, 4.2), checked and bounded before it is decoded.
 
 cbor2 accepts duplicate keys, trailing bytes, indefinite lengths and cycles, and a small input can decode to a hundred
-times its size. `loads` walks the bytes first: what passes holds no tags, no floats but 64-bit ones, no more than
-MAX_ITEMS items, at most MAX_DEPTH levels, and is the only encoding of its value.
+times its size. `loads` walks the bytes first: what passes holds no tag and no float (the wire has none: durations and
+parameters are integers in small units), at most MAX_ITEMS items and MAX_DEPTH levels, and is the only encoding of its
+value.
 """
 
 from __future__ import annotations
@@ -112,6 +113,4 @@ class _Walk:
     def simple(self, short: int, at: int) -> int:
         if short in (20, 21, 22):  # false, true, null
             return at
-        if short == 27:  # cbor2 shortens floats where that is exact: not ours, so all are sent as integers or bytes
-            raise MeshError("bad_frame", "a floating point number")
         raise MeshError("bad_frame", "a simple value that no message has")
