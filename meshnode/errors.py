@@ -37,8 +37,8 @@ CODES: dict[str, tuple[int, str, str]] = {
     "no_node": (6, "no node runs on this home", "start one with `meshnode serve`, or give --join to `run`"),
     "missing_tool": (6, "a program that the build needs is missing", "install it"),
     "build_failed": (6, "the worker could not be built", "see the end of the build's output"),
-    "worker_died": (7, "the worker process ended", "ask again; see the node's log when it happens twice"),
-    "worker_hung": (7, "the worker process did not answer in time", "ask again; see the node's log when it happens twice"),
+    "worker_died": (7, "the worker process ended", "ask again; see the node's log if it repeats"),
+    "worker_hung": (7, "the worker process did not answer in time", "ask again; see the node's log if it repeats"),
     "internal": (70, "a fault of meshnode itself", "report it with the node's log"),
     # the mesh
     "bad_invite": (8, "the invite cannot be read", "ask a member for a new one"),
@@ -58,7 +58,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "stale_epoch": (10, "the epoch of the session has passed", "open the route anew"),
     "unknown_session": (10, "the session is not known here, or its lease has ended", "open the route anew"),
     "cache_miss": (10, "the positions expected in the cache are not there", "push the session again from its start"),
-    "bad_activation": (10, "activations that cannot be right: not finite, or absurd", "the sender is faulty or hostile"),
+    "bad_activation": (10, "activations that are not finite, or absurd", "the sender is faulty or hostile"),
     "hop_failed": (9, "a hop of the route failed", "ask again; the mesh will choose another route"),
 }
 

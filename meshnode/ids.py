@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from dataclasses import dataclass
@@ -86,4 +87,4 @@ def share_evenly(n_layer: int, parts: int) -> list[Layers]:
     cuts = [0]
     for part in range(parts):
         cuts.append(cuts[-1] + size + (part < longer))
-    return [Layers(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [Layers(a, b) for a, b in itertools.pairwise(cuts)]
