@@ -15,7 +15,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_prompt": (2, "the prompt is empty or cannot be tokenized", "give a prompt of at least one token"),
     "unknown_model": (4, "no artifact of that name or identity is known here", "see `meshnode models`"),
     "ambiguous_model": (4, "the name stands for several artifacts", "give the identity, or more of it"),
-    "context_exceeded": (5, "the prompt and the answer do not fit the context", "shorten the prompt or ask for fewer tokens"),
+    "context_exceeded": (5, "the prompt and the answer do not fit the context", "shorten the prompt, or ask for less"),
     "no_chat_template": (5, "the model has no chat template that can be used", "ask with a raw prompt"),
     # files and layers
     "not_found": (3, "there is no such file", "check the path"),
@@ -24,7 +24,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_gguf": (3, "the file is no sound GGUF model", "fetch the file again and compare its SHA-256"),
     "bad_shards": (3, "the set of shards is not whole", "put every shard of one set into one folder"),
     "identity_changed": (3, "the bytes are not those that were identified", "restore the file, or serve it anew"),
-    "unsupported_architecture": (3, "the engine is not proven for this architecture", "see `meshnode doctor` for those it is"),
+    "unsupported_architecture": (3, "the engine is not proven for this architecture", "serve a model of another architecture"),
     "bad_model": (3, "the engine could not load the model", "run `meshnode identify` on the file"),
     "bad_layers": (2, "the layers are not a range of the model", "give A-B with 0 <= A < B <= number of layers"),
     "out_of_memory": (6, "memory does not suffice", "hold fewer layers, sessions or a shorter context"),

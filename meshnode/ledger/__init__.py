@@ -1,0 +1,1 @@
+"""Accounts of work: leaves, roots, receipts, and whether they agree. Pure."""

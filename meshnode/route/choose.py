@@ -1,0 +1,70 @@
+"""Which offers can run the layers from a given one on, and in which order to ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ..ids import Layers, PeerId, gaps
+from ..wire.messages import Contract, Offer
+
+ATTEMPTS_A_HOP = 4  # candidates one hop tries before it refuses
+ATTEMPTS_A_REQUEST = 32  # route-opens sent for one request, over all hops
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An offer as it reached us, and how long its owner took to answer (seconds)."""
+
+    offer: Offer
+    round_trip: float
+
+    @property
+    def cost(self) -> float:
+        """Seconds a token from here to the tail, as its owner claims, and the way there."""
+        claimed = min((cost for _, cost in self.offer.pairs), default=0)
+        return self.round_trip / 2 + claimed / 1e6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an offer can take the layers from `begin` on; if not, why."""
+
+    heard: Heard
+    reason: str | None
+
+    @property
+    def usable(self) -> bool:
+        return self.reason is None
+
+
+def judge(heard: Heard, begin: int, contract: Contract, context: int, excluded: Collection[PeerId]) -> Verdict:
+    offer = heard.offer
+    reason = None
+    if offer.contract != contract:
+        reason = "contract_mismatch: " + ", ".join(differences(offer.contract, contract))
+    elif begin not in offer.holding:
+        reason = f"holds {offer.holding}, layer {begin} is needed"
+    elif offer.node in excluded:
+        reason = "excluded from this route"
+    elif offer.context < context:
+        reason = f"context_exceeded: offers {offer.context} positions, {context} are needed"
+    elif not offer.free:
+        reason = f"busy: all {offer.sessions} sessions are taken"
+    return Verdict(heard, reason)
+
+
+def differences(ours: Contract, theirs: Contract) -> list[str]:
+    """Names of the parts in which two contracts differ."""
+    return [name for name in ours.__dataclass_fields__ if getattr(ours, name) != getattr(theirs, name)]
+
+
+def rank(verdicts: Iterable[Verdict]) -> list[Heard]:
+    """Usable offers, best first: those that reach farthest make the fewest hops; among them the cheapest."""
+    usable = [v.heard for v in verdicts if v.usable]
+    return sorted(usable, key=lambda h: (-h.offer.holding.end, h.cost, -h.offer.free, h.offer.node))
+
+
+def missing(offers: Iterable[Offer], n_layer: int) -> list[Layers]:
+    """The layers that no offer holds."""
+    return gaps([offer.holding for offer in offers], n_layer)

@@ -1,0 +1,125 @@
+"""Leases a node has given: one table of states, one book of what is reserved.
+
+    reserved   a route-open is under way; the session's place is taken
+    ready      signed; no prefill has come yet
+    running    pushes come
+    (closed)   gone from the book; its epoch stays remembered so that it is never served again
+
+| state    | sign  | push    | renew   | lapse  | close  |
+|----------|-------|---------|---------|--------|--------|
+| reserved | ready |         |         | closed | closed |
+| ready    |       | running | ready   | closed | closed |
+| running  |       | running | running | closed | closed |
+
+What the table lacks is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..errors import MeshError
+from ..ids import SessionId
+
+LAPSE_S = 10.0  # a lease without prefill ends: whoever asked for it has gone
+REMEMBERED = 4096  # epochs of ended sessions kept to fence late frames; older ones are refused as unknown anyway
+
+
+class State(Enum):
+    RESERVED = "reserved"
+    READY = "ready"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+class Event(Enum):
+    SIGN = "sign"
+    PUSH = "push"
+    RENEW = "renew"
+    LAPSE = "lapse"
+    CLOSE = "close"
+
+
+_TABLE: dict[tuple[State, Event], State] = {
+    (State.RESERVED, Event.SIGN): State.READY,
+    (State.READY, Event.PUSH): State.RUNNING,
+    (State.READY, Event.RENEW): State.READY,
+    (State.RUNNING, Event.PUSH): State.RUNNING,
+    (State.RUNNING, Event.RENEW): State.RUNNING,
+    **{(s, e): State.CLOSED for s in list(State)[:3] for e in (Event.LAPSE, Event.CLOSE)},
+}
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows; MeshError unknown_session where the table has none."""
+    try:
+        return _TABLE[state, event]
+    except KeyError:
+        raise MeshError("unknown_session", f"a {state.value} lease takes no {event.value}") from None
+
+
+@dataclass
+class Reservation:
+    """One lease's place in the book. Times are monotonic seconds of the caller's clock."""
+
+    session: SessionId
+    epoch: int
+    ends: float
+    state: State = State.RESERVED
+
+
+@dataclass
+class LeaseBook:
+    """What a holding has reserved: at most `places` sessions at once, and no epoch of a session twice."""
+
+    places: int
+    ttl: float
+    _held: dict[SessionId, Reservation] = field(default_factory=dict)
+    _epochs: dict[SessionId, int] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        return self.places - len(self._held)
+
+    def reserve(self, session: SessionId, epoch: int, now: float, *, within: float) -> None:
+        """Takes a place for `within` seconds. MeshError stale_epoch, or busy when none is free."""
+        if epoch <= self._epochs.get(session, -1):
+            raise MeshError("stale_epoch", f"epoch {epoch} of the session has been here before")
+        if session in self._held:
+            raise MeshError("stale_epoch", "the session's earlier epoch is still held here", hint="close it first")
+        if not self.free:
+            raise MeshError("busy", f"all {self.places} sessions of this holding are taken")
+        self._held[session] = Reservation(session, epoch, now + within)
+        self._epochs[session] = epoch
+        while len(self._epochs) > REMEMBERED:
+            oldest = next(iter(self._epochs))
+            if oldest in self._held:  # never forget one that is held
+                self._epochs[oldest] = self._epochs.pop(oldest)
+                continue
+            del self._epochs[oldest]
+
+    def find(self, session: SessionId, epoch: int) -> Reservation:
+        """MeshError stale_epoch for an epoch that has passed, unknown_session for what was never here."""
+        held = self._held.get(session)
+        if held and held.epoch == epoch:
+            return held
+        if epoch <= self._epochs.get(session, -1):
+            raise MeshError("stale_epoch", f"epoch {epoch} of the session has passed")
+        raise MeshError("unknown_session", "no lease of that session and epoch is held here")
+
+    def apply(self, session: SessionId, epoch: int, event: Event, now: float) -> State:
+        """Moves a lease along the table; its time begins anew where that is due."""
+        held = self.find(session, epoch)
+        held.state = after(held.state, event)
+        if held.state is State.CLOSED:
+            del self._held[session]
+        elif event is Event.SIGN:
+            held.ends = now + min(LAPSE_S, self.ttl)
+        elif event is Event.RENEW or (event is Event.PUSH and held.ends < now + self.ttl and held.state is State.READY):
+            held.ends = now + self.ttl
+        return held.state
+
+    def lapsed(self, now: float) -> list[Reservation]:
+        """Those whose time is over; the caller closes each with Event.LAPSE once its work has stopped."""
+        return [held for held in self._held.values() if held.ends <= now]
