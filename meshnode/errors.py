@@ -56,6 +56,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_receipt": (10, "a receipt does not fit its route", "the hop is faulty or hostile"),
     "contract_mismatch": (10, "the hops do not agree on how to compute", "see `meshnode route MODEL`"),
     "stale_epoch": (10, "the epoch of the session has passed", "open the route anew"),
+    "bad_step": (10, "a step that is repeated, reordered or out of place", "the sender is faulty or hostile"),
     "unknown_session": (10, "the session is not known here, or its lease has ended", "open the route anew"),
     "cache_miss": (10, "the positions expected in the cache are not there", "push the session again from its start"),
     "bad_activation": (10, "activations that are not finite, or absurd", "the sender is faulty or hostile"),

@@ -26,7 +26,7 @@ class LinkLog:
 
     peer: PeerId
     direction: str  # in | out
-    kind: str  # tokens | residual
+    kind: str  # prompt (entry to head) | residual | ring (tail to head) | answer (tail to entry)
     _leaves: list[bytes] = field(default_factory=list)
     positions: int = 0
 

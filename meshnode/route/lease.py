@@ -111,12 +111,12 @@ class LeaseBook:
     def apply(self, session: SessionId, epoch: int, event: Event, now: float) -> State:
         """Moves a lease along the table; its time begins anew where that is due."""
         held = self.find(session, epoch)
-        held.state = after(held.state, event)
+        before, held.state = held.state, after(held.state, event)
         if held.state is State.CLOSED:
             del self._held[session]
         elif event is Event.SIGN:
             held.ends = now + min(LAPSE_S, self.ttl)
-        elif event is Event.RENEW or (event is Event.PUSH and held.ends < now + self.ttl and held.state is State.READY):
+        elif event is Event.RENEW or before is State.READY:
             held.ends = now + self.ttl
         return held.state
 

@@ -158,7 +158,7 @@ class Hop:
     """A hop that the route has so far."""
 
     node: PeerId = field(1, PEER)
-    begin: int = field(2, uint(4096))  # first layer of its effective range
+    lease: bytes = field(2, LEASE_ID)
     addresses: tuple[str, ...] = field(4, ADDRESSES, ())
 
 
@@ -249,26 +249,28 @@ class Tokens:
     epoch: int = field(4, EPOCH)
     first: int = field(6, POSITION)  # position of the first token in the session
     ids: tuple[int, ...] = field(8, integers(TOKEN_LIMIT, 256))
-    ring: bool = field(10, flag)  # whether the receiver is to go on as the head
+    lease: bytes | None = field(10, LEASE_ID, None)  # the head's, when it is to go on with them; else to the entry node
     pieces: tuple[bytes, ...] = field(9, listing(octets(0, 1024), 256), ())  # to the entry node
     finish: str | None = field(11, word("stop", "length"), None)
 
 
 @message(13)
 class Credit:
-    """How many tokens of this epoch, in all, the entry node will take."""
+    """How many tokens of this epoch, in all, the entry node will take. To the tail."""
 
-    session: SessionId = field(2, SESSION)
-    epoch: int = field(4, EPOCH)
-    total: int = field(6, POSITION)
+    lease: bytes = field(2, LEASE_ID)
+    session: SessionId = field(4, SESSION)
+    epoch: int = field(6, EPOCH)
+    total: int = field(8, POSITION)
 
 
 @message(14)
 class Renew:
     """Extends every lease of an epoch by its time to live; passed on from hop to hop."""
 
-    session: SessionId = field(2, SESSION)
-    epoch: int = field(4, EPOCH)
+    lease: bytes = field(2, LEASE_ID)
+    session: SessionId = field(4, SESSION)
+    epoch: int = field(6, EPOCH)
 
 
 @message(15)
@@ -280,15 +282,17 @@ class Failure:
     node: PeerId = field(6, PEER)  # who failed, as far as the sender can tell
     code: str = field(8, CODE)
     say: str = field(10, SAY)
+    lease: bytes | None = field(12, LEASE_ID, None)  # the receiver's; to the entry node none
 
 
 @message(16)
 class Close:
     """Ends an epoch: each hop stops, frees what it holds and passes it on; receipts come back with the answer."""
 
-    session: SessionId = field(2, SESSION)
-    epoch: int = field(4, EPOCH)
-    reason: str = field(6, word("done", "cancelled", "failed"))
+    lease: bytes = field(2, LEASE_ID)
+    session: SessionId = field(4, SESSION)
+    epoch: int = field(6, EPOCH)
+    reason: str = field(8, word("done", "cancelled", "failed"))
 
 
 @message(17)
@@ -302,7 +306,7 @@ class LinkSide:
 
     peer: PeerId = field(1, PEER)
     direction: str = field(2, word("in", "out"))
-    kind: str = field(3, word("tokens", "residual"))
+    kind: str = field(3, word("prompt", "residual", "ring", "answer"))
     positions: int = field(4, uint())
     leaves: int = field(5, uint(4096))
     root: bytes = field(6, DIGEST)  # Merkle root over the leaves (first, count, digest of the bytes)

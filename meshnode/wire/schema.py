@@ -8,6 +8,7 @@ and refuses what it must understand.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
@@ -177,16 +178,21 @@ def decode(raw: bytes, *expected: type[M]) -> M:
         raise MeshError("bad_frame", f"{cls.__name__}: {error}") from error
 
 
+@functools.cache  # walked for every message, fixed for every class
+def _fields(cls: type) -> tuple[tuple[str, int, Kind, Any], ...]:
+    return tuple((f.name, f.metadata["key"], f.metadata["kind"], f.default) for f in dataclasses.fields(cls))
+
+
 def _encode_fields(value: Any) -> dict[int, Any]:
     out = {}
-    for f in dataclasses.fields(value):
-        item = getattr(value, f.name)
-        if f.default is not MISSING and item == f.default:
+    for name, key, kind, default in _fields(type(value)):
+        item = getattr(value, name)
+        if default is not MISSING and item == default:
             continue
         try:
-            out[f.metadata["key"]] = f.metadata["kind"].encode(item)
+            out[key] = kind.encode(item)
         except ValueError as error:  # ours, before it is anybody's: a message we must not send
-            raise ValueError(f"{type(value).__name__}.{f.name}: {error}") from error
+            raise ValueError(f"{type(value).__name__}.{name}: {error}") from error
     return out
 
 
@@ -194,17 +200,16 @@ def _decode_fields(cls: type, value: Any) -> Any:
     if not isinstance(value, dict) or any(type(key) is not int for key in value):
         raise _refuse("no map with integer keys")
     taken = {}
-    for f in dataclasses.fields(cls):
-        key = f.metadata["key"]
+    for name, key, kind, default in _fields(cls):
         if key in value:
             try:
-                taken[f.name] = f.metadata["kind"].decode(value.pop(key))
+                taken[name] = kind.decode(value.pop(key))
             except ValueError as error:
-                raise _refuse(f"{f.name}: {error}") from error
-            if f.default is not MISSING and taken[f.name] == f.default:
-                raise _refuse(f"{f.name}: a default that is spelled out")
-        elif f.default is MISSING:
-            raise _refuse(f"{f.name} is missing")
+                raise _refuse(f"{name}: {error}") from error
+            if default is not MISSING and taken[name] == default:
+                raise _refuse(f"{name}: a default that is spelled out")
+        elif default is MISSING:
+            raise _refuse(f"{name} is missing")
     unknown = [key for key in value if key % 2 == 0]
     if unknown:
         raise _refuse(f"unknown even keys {unknown}")
