@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .errors import MeshError
 from .wire.messages import Lease, Push, Tokens
 
-CREDIT = 16  # tokens a tail may be ahead of what its entry node has taken: work that is lost when that node goes
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass
@@ -24,7 +24,7 @@ class HopSession:
     sent: int = 0  # pushes on the link out
 
     def accept(self, push: Push) -> None:
-        """MeshError stale_epoch, bad_step, cache_miss, context_exceeded or bad_frame unless it is the very next push."""
+        """Refuses all but the very next push: stale_epoch, bad_step, cache_miss, context_exceeded, bad_frame."""
         lease = self.lease
         if (push.session, push.epoch) != (lease.session, lease.epoch):
             raise MeshError("stale_epoch", f"a push of epoch {push.epoch}; the lease is of epoch {lease.epoch}")
@@ -88,7 +88,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     finish: str | None = None
-    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _Utf8("replace"))
 
     def take(self, tokens: Tokens) -> list[tuple[int, str]]:
         """(id, the text that it completed) of each new token; MeshError bad_step unless they come next."""
@@ -111,7 +111,3 @@ class Answer:
         self.ids += [token for token, _ in taken]
         self.text += "".join(part for _, part in taken)
         return taken
-
-    @property
-    def credit(self) -> int:
-        return len(self.ids) + CREDIT

@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..config import LEASE_IDLE_S
 from ..errors import MeshError
 from ..ids import SessionId
 
-LAPSE_S = 10.0  # a lease without prefill ends: whoever asked for it has gone
 REMEMBERED = 4096  # epochs of ended sessions kept to fence late frames; older ones are refused as unknown anyway
 
 
@@ -76,35 +76,36 @@ class LeaseBook:
     places: int
     ttl: float
     _held: dict[SessionId, Reservation] = field(default_factory=dict)
-    _epochs: dict[SessionId, int] = field(default_factory=dict)
+    _ran: dict[SessionId, int] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
         return self.places - len(self._held)
 
     def reserve(self, session: SessionId, epoch: int, now: float, *, within: float) -> None:
-        """Takes a place for `within` seconds. MeshError stale_epoch, or busy when none is free."""
-        if epoch <= self._epochs.get(session, -1):
-            raise MeshError("stale_epoch", f"epoch {epoch} of the session has been here before")
+        """Takes a place for `within` seconds. MeshError stale_epoch, or busy when none is free.
+
+        An epoch that has run is never leased again; one that was only negotiated may be asked for anew.
+        """
+        if epoch <= self._ran.get(session, -1):
+            raise MeshError("stale_epoch", f"epoch {epoch} of the session has run here before")
         if session in self._held:
-            raise MeshError("stale_epoch", "the session's earlier epoch is still held here", hint="close it first")
+            raise MeshError("busy", "the session is held here already", hint="close it first, or let its lease end")
         if not self.free:
             raise MeshError("busy", f"all {self.places} sessions of this holding are taken")
         self._held[session] = Reservation(session, epoch, now + within)
-        self._epochs[session] = epoch
-        while len(self._epochs) > REMEMBERED:
-            oldest = next(iter(self._epochs))
-            if oldest in self._held:  # never forget one that is held
-                self._epochs[oldest] = self._epochs.pop(oldest)
-                continue
-            del self._epochs[oldest]
+
+    def idle(self, session: SessionId) -> Reservation | None:
+        """The session's lease when it is signed and nothing has come for it: an attempt that was given up."""
+        held = self._held.get(session)
+        return held if held and held.state is State.READY else None
 
     def find(self, session: SessionId, epoch: int) -> Reservation:
         """MeshError stale_epoch for an epoch that has passed, unknown_session for what was never here."""
         held = self._held.get(session)
         if held and held.epoch == epoch:
             return held
-        if epoch <= self._epochs.get(session, -1):
+        if epoch <= self._ran.get(session, -1):
             raise MeshError("stale_epoch", f"epoch {epoch} of the session has passed")
         raise MeshError("unknown_session", "no lease of that session and epoch is held here")
 
@@ -115,9 +116,13 @@ class LeaseBook:
         if held.state is State.CLOSED:
             del self._held[session]
         elif event is Event.SIGN:
-            held.ends = now + min(LAPSE_S, self.ttl)
+            held.ends = now + min(LEASE_IDLE_S, self.ttl)
         elif event is Event.RENEW or before is State.READY:
             held.ends = now + self.ttl
+        if event is Event.PUSH and before is State.READY:
+            self._ran[session] = epoch
+            while len(self._ran) > REMEMBERED:
+                del self._ran[next(iter(self._ran))]
         return held.state
 
     def lapsed(self, now: float) -> list[Reservation]:

@@ -1,0 +1,66 @@
+"""What is asked of a mesh, and what comes back while it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import MeshError
+from ..wire.messages import MAX_TEXT, Lease, Receipt, Sampling, Signed, Turn
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request. Either prompt (raw text) or chat; max_tokens None: as many as the context has room for."""
+
+    model: str
+    prompt: str | None = None
+    chat: tuple[Turn, ...] = ()
+    max_tokens: int | None = None
+    sampling: Sampling = Sampling()
+
+    def check(self) -> None:
+        """MeshError bad_prompt or context_exceeded for what no head needs to look at."""
+        if (self.prompt is None) == (not self.chat):
+            raise MeshError("bad_prompt", "give either a prompt or a chat")
+        size = len(self.prompt.encode(errors="replace")) if self.prompt is not None else 0
+        size += sum(len(turn.content.encode(errors="replace")) for turn in self.chat)
+        if self.prompt == "":
+            raise MeshError("bad_prompt", "the prompt is empty")
+        if size > MAX_TEXT:
+            raise MeshError("context_exceeded", f"a prompt of {size} bytes is over the limit of {MAX_TEXT}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise MeshError("usage", f"max_tokens is {self.max_tokens}; at least 1 can be asked for")
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The route is ready: its leases, the head's first."""
+
+    leases: tuple[Lease, ...]
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Token:
+    id: int
+    text: str  # what became complete with it; may be empty inside a character
+
+
+@dataclass(frozen=True)
+class Done:
+    """The whole answer. Times in seconds from when the prompt was pushed."""
+
+    text: str
+    ids: tuple[int, ...]
+    prompt: tuple[int, ...]
+    finish: str  # stop | length
+    leases: tuple[Lease, ...]
+    ttft_s: float
+    decode_s: float  # from the first token to the last
+    receipts: tuple[Receipt, ...]
+    statements: tuple[Signed, ...]  # the receipts as signed
+    acceptance: Signed  # the entry node's countersignature
+
+
+Event: TypeAlias = Routed | Token | Done

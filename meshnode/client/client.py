@@ -1,0 +1,188 @@
+"""Prompt in, tokens out: finding a head, opening a route, driving it, closing it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from ..config import NodeConfig
+from ..errors import MeshError
+from ..ids import ArtifactId, SessionId, new_session
+from ..keys import NodeKey
+from ..net.directory import Directory
+from ..net.links import Links, Refused
+from ..route import choose
+from ..route.choose import Heard
+from ..route.verify import check_route
+from ..wire import messages, statements
+from ..wire.messages import Contract, Failed, Failure, Grant, RouteOpen, RouteReady, Tokenize, Tokenized, Tokens
+from .ask import Ask, Event
+from .journey import Journey
+
+log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S = 20.0  # to find and lease a whole route
+TOKENIZE_TIMEOUT_S = 5.0
+
+
+class Client:
+    """The entry node's side of sessions."""
+
+    def __init__(self, links: Links, directory: Directory, key: NodeKey, config: NodeConfig) -> None:
+        self._links = links
+        self._directory = directory
+        self._key = key
+        self._config = config
+        self._journeys: dict[SessionId, Journey] = {}
+        self.addresses: tuple[str, ...] = ()
+        links.take(Tokens, self._tokens)
+        links.take(Failure, self._failure)
+        links.on_lost.append(self._lost)
+
+    @property
+    def sessions(self) -> list[Journey]:
+        return list(self._journeys.values())
+
+    async def find(self, model: str) -> tuple[ArtifactId, list[Heard]]:
+        """The artifact that a name, an identity or the beginning of one stands for, with all offers of it.
+
+        MeshError unknown_model or ambiguous_model, each with what the mesh does offer.
+        """
+        everything = await self._directory.everything()
+        wanted = model.removeprefix("sha256:").removeprefix("shards:")
+        by_artifact: dict[ArtifactId, list[Heard]] = {}
+        for heard in everything:
+            artifact = heard.offer.contract.artifact
+            digest = artifact.partition(":")[2]
+            is_prefix = len(wanted) >= MIN_PREFIX and digest.startswith(wanted) and artifact.startswith(model[:7])
+            is_prefix = is_prefix or (len(wanted) >= MIN_PREFIX and digest.startswith(model))
+            if model in (artifact, heard.offer.name) or is_prefix:
+                by_artifact.setdefault(artifact, []).append(heard)
+        known = sorted({f"{h.offer.name} ({h.offer.contract.artifact})" for h in everything})
+        if not by_artifact:
+            offered = "; offered are " + ", ".join(known[:10]) if known else "; nothing is offered in this mesh"
+            raise MeshError("unknown_model", f"no node offers {model[:100]!r}{offered}")
+        if len(by_artifact) > 1:
+            raise MeshError("ambiguous_model", f"{model[:100]!r} may be " + " or ".join(sorted(by_artifact)))
+        return by_artifact.popitem()
+
+    @asynccontextmanager
+    async def ask(self, ask: Ask) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events of one answer. Leaving the block early stops the work at every hop."""
+        ask.check()
+        _, heard = await self.find(ask.model)
+        heads = self._heads(heard)
+        prompt = await self._tokenize(ask, heads)
+        limit = max(h.offer.context for h in heard)
+        max_tokens = ask.max_tokens if ask.max_tokens is not None else max(1, limit - len(prompt))
+        if len(prompt) + max_tokens > limit:
+            raise MeshError(
+                "context_exceeded",
+                f"{len(prompt)} tokens of prompt and {max_tokens} of answer do not fit the context of {limit}",
+            )
+        journey = await self._open(ask, heads, prompt, max_tokens)
+        try:
+            async with journey.travel() as events:
+                yield events
+        finally:
+            self._journeys.pop(journey.grant.session, None)
+
+    def _heads(self, heard: Sequence[Heard]) -> list[Heard]:
+        """Candidates for the first hop, best first; MeshError no_route names the layers that nobody holds."""
+        contract = heard[0].offer.contract
+        gaps = choose.missing((h.offer for h in heard), contract.n_layer)
+        if gaps:
+            missing = ", ".join(map(str, gaps))
+            raise MeshError("no_route", f"nobody holds the layers {missing}", hint="serve them: --layers " + missing)
+        verdicts = [choose.judge(h, 0, h.offer.contract, 0, ()) for h in heard]
+        heads = choose.rank(verdicts)
+        if not heads:
+            reasons = "; ".join(sorted({v.reason for v in verdicts if v.reason and 0 in v.heard.offer.holding}))
+            raise MeshError("busy" if "busy" in reasons else "no_route", f"no head can take the request: {reasons}")
+        return heads
+
+    async def _tokenize(self, ask: Ask, heads: Sequence[Heard]) -> tuple[int, ...]:
+        fault: MeshError | None = None
+        for head in heads[: choose.ATTEMPTS_A_HOP]:
+            question = Tokenize(head.offer.contract.artifact, ask.prompt, ask.chat)
+            try:
+                answer = await self._links.request(head.offer.node, question, Tokenized, timeout=TOKENIZE_TIMEOUT_S)
+            except Refused:
+                raise
+            except MeshError as error:
+                fault = error
+                continue
+            if not answer.tokens:
+                raise MeshError("bad_prompt", "the prompt gives no token")
+            return answer.tokens
+        raise fault or MeshError("no_route", "no head tokenizes the prompt")
+
+    async def _open(self, ask: Ask, heads: Sequence[Heard], prompt: tuple[int, ...], max_tokens: int) -> Journey:
+        """Tries one head after the other, each with an epoch of its own."""
+        session, attempts, failed = new_session(), choose.ATTEMPTS_A_REQUEST, list[Failed]()
+        ends = trio.current_time() + OPEN_TIMEOUT_S
+        for epoch, head in enumerate(heads[: choose.ATTEMPTS_A_HOP], start=1):
+            node, left = head.offer.node, ends - trio.current_time()
+            if attempts < 1 or left <= 0:
+                break
+            attempts -= 1
+            grant = self._grant(session, epoch, head.offer.contract, len(prompt) + max_tokens)
+            signed = statements.sign(self._key, self._directory.mesh_id, grant)
+            route_open = RouteOpen(
+                grant=signed,
+                begin=0,
+                chain=(),
+                deadline=int(left * 1000),
+                attempts=attempts,
+                sampling=ask.sampling,
+                prompt=prompt,
+                max_tokens=max_tokens,
+                entry_addresses=self.addresses,
+            )
+            try:
+                ready = await self._links.request(node, route_open, RouteReady, timeout=left)
+                leases = check_route(ready.leases, grant, self._directory.mesh_id, node)
+                journey = Journey(
+                    self._links, self._key, self._config, self._directory.mesh_id, grant, leases, prompt, max_tokens
+                )
+                await journey.link()
+            except Refused as refused:
+                attempts = min(attempts, refused.attempts) if refused.failed else attempts
+                failed += [Failed(node, 0, refused.code, refused.message[:500]), *refused.failed]
+            except MeshError as error:
+                failed.append(Failed(node, 0, error.code, error.message[:500]))
+            else:
+                self._journeys[session] = journey
+                return journey
+        raise _no_route(failed)
+
+    def _grant(self, session: SessionId, epoch: int, contract: Contract, context: int) -> Grant:
+        return Grant(session, epoch, self._key.peer, contract, context)
+
+    async def _tokens(self, peer: str, message: Tokens, _: memoryview) -> None:
+        journey = self._journeys.get(message.session)
+        if journey is not None and message.lease is None:
+            journey.tokens(peer, message)
+
+    async def _failure(self, peer: str, message: messages.Failure, _: memoryview) -> None:
+        journey = self._journeys.get(message.session)
+        if journey is not None and message.lease is None:
+            journey.failure(peer, message)
+
+    def _lost(self, peer: str) -> None:
+        for journey in self._journeys.values():
+            journey.lost(peer)
+
+
+MIN_PREFIX = 6  # hex digits of an identity that are taken for one
+
+
+def _no_route(failed: Sequence[Failed]) -> MeshError:
+    """One error for all that was tried; when every candidate said the same, that is the error."""
+    codes = {f.code for f in failed[:1]}
+    tried = "; ".join(f"{f.node[-8:]} at layer {f.layer}: {f.code}, {f.say}" for f in failed[:6])
+    code = codes.pop() if len(failed) == 1 and failed[0].code in ("busy", "context_exceeded") else "no_route"
+    return MeshError(code, f"no route could be opened: {tried}" if tried else "no route could be opened in time")

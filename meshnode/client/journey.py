@@ -1,0 +1,235 @@
+"""One session on its route, seen from the entry node: prompt out, tokens in, credit and renewals, and its end."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from ..config import NodeConfig
+from ..errors import MeshError
+from ..keys import NodeKey
+from ..ledger.receipts import LinkLog, check_receipts
+from ..net.links import Links
+from ..session import Answer
+from ..wire import activation, statements
+from ..wire.messages import (
+    Acceptance,
+    Close,
+    Closed,
+    Credit,
+    Failure,
+    Grant,
+    Lease,
+    Push,
+    Pushes,
+    Renew,
+    Tensor,
+    Tokens,
+    code_here,
+)
+from .ask import Done, Event, Routed, Token
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 3.0  # for the receipts to come back
+ABANDON_TIMEOUT_S = 1.5  # for telling the hops that nobody wants the answer any more
+SLOWEST_POSITION_S = 0.25  # prefill slower than this is taken for a hop that hangs
+RENEWALS = 3  # a lease is renewed this many times in its time to live
+
+
+class Journey:
+    """Drives one epoch of one session."""
+
+    def __init__(
+        self,
+        links: Links,
+        key: NodeKey,
+        config: NodeConfig,
+        mesh_id: str,
+        grant: Grant,
+        leases: Sequence[Lease],
+        prompt: tuple[int, ...],
+        max_tokens: int,
+    ) -> None:
+        self._links = links
+        self._key = key
+        self._config = config
+        self._mesh_id = mesh_id
+        self.grant = grant
+        self.leases = tuple(leases)
+        self.answer = Answer(prompt, max_tokens)
+        self._granted = 0
+        self._sent = LinkLog(self.head.node, "out", "prompt")
+        self._received = LinkLog(self.tail.node, "in", "answer")
+        self._inbox, self._arrivals = trio.open_memory_channel[Tokens | MeshError](math.inf)
+
+    @property
+    def head(self) -> Lease:
+        return self.leases[0]
+
+    @property
+    def tail(self) -> Lease:
+        return self.leases[-1]
+
+    async def link(self) -> None:
+        """The route is ready once its links are up: the entry node, often behind a NAT, dials both of its own."""
+        await self._links.connect(self.tail.node, self.tail.addresses)
+        await self._links.connect(self.head.node, self.head.addresses)
+
+    # what arrives; called by the node's one dispatcher
+
+    def tokens(self, peer: str, message: Tokens) -> None:
+        if peer == self.tail.node and message.epoch == self.grant.epoch:
+            self._inbox.send_nowait(message)
+
+    def failure(self, peer: str, message: Failure) -> None:
+        if peer == self.head.node and message.epoch == self.grant.epoch:
+            code, say = code_here(message.code), message.say
+            self._inbox.send_nowait(self._hop_failed(message.node, code, say))
+
+    def lost(self, peer: str) -> None:
+        if peer in (self.head.node, self.tail.node):
+            self._inbox.send_nowait(self._hop_failed(peer, "unreachable", "its connection broke"))
+
+    def _hop_failed(self, node: str, code: str, say: str) -> MeshError:
+        layers = ", ".join(str(lease.effective) for lease in self.leases if lease.node == node) or "unknown"
+        return MeshError("hop_failed", f"the hop {node} (layers {layers}) failed: {code}, {say}")
+
+    # the way
+
+    @asynccontextmanager
+    async def travel(self) -> AsyncIterator[AsyncIterator[Event]]:
+        done = False
+
+        async def events() -> AsyncIterator[Event]:
+            nonlocal done
+            yield Routed(self.leases, self.answer.prompt)
+            async for event in self._tokens_as_they_come():
+                yield event
+            finished = await self._finish()
+            done = True
+            yield finished
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_renewing)
+            try:
+                yield events()
+            finally:
+                nursery.cancel_scope.cancel()
+                if not done:
+                    await self._abandon()
+
+    async def _tokens_as_they_come(self) -> AsyncIterator[Token]:
+        await self._grant_credit()
+        self._began = self._first = self._last = trio.current_time()
+        await self._push_prompt()
+        patience = self._config.hop_timeout_s + SLOWEST_POSITION_S * len(self.answer.prompt)
+        while self.answer.finish is None:
+            with trio.move_on_after(patience) as waiting:
+                arrived = await self._arrivals.receive()
+            if waiting.cancelled_caught:
+                raise MeshError("deadline", f"the route gave no token for {patience:.0f} s")
+            if isinstance(arrived, MeshError):
+                raise arrived
+            self._last = trio.current_time()
+            if not self.answer.ids:
+                self._first = self._last
+                patience = self._config.hop_timeout_s
+            digest = hashlib.sha256(activation.tokens_payload(arrived.ids)).digest()
+            taken = self.answer.take(arrived)
+            if arrived.ids:
+                self._received.add(arrived.first, len(arrived.ids), digest)
+            for token, text in taken:
+                yield Token(token, text)
+            if self.answer.finish is None:
+                await self._grant_credit()
+
+    async def _push_prompt(self) -> None:
+        prompt, chunk = self.answer.prompt, self._config.chunk
+        for step, first in enumerate(range(0, len(prompt), chunk)):
+            part = prompt[first : first + chunk]
+            payload = activation.tokens_payload(part)
+            tensor: Tensor = activation.describe(payload, n_embd=None)
+            push = Push(
+                lease=self.head.lease,
+                session=self.grant.session,
+                epoch=self.grant.epoch,
+                step=step,
+                first=first,
+                count=len(part),
+                begin=0,
+                cached=first,
+                sample=first + chunk >= len(prompt),
+            )
+            self._sent.add(first, len(part), tensor.sha256)
+            await self._links.send(self.head.node, Pushes((push,), (tensor,)), payload)
+
+    async def _grant_credit(self) -> None:
+        """Renewed when half of it is used, so that it never stops a ring that is being listened to."""
+        taken, credit = len(self.answer.ids), self._config.credit
+        if self._granted - taken <= credit // 2:
+            self._granted = taken + credit
+            tail = self.tail
+            await self._links.send(tail.node, Credit(tail.lease, self.grant.session, self.grant.epoch, self._granted))
+
+    async def _keep_renewing(self) -> None:
+        head = self.head
+        while True:
+            await trio.sleep(min(lease.ttl for lease in self.leases) / 1000 / RENEWALS)
+            try:
+                await self._links.send(head.node, Renew(head.lease, self.grant.session, self.grant.epoch))
+            except MeshError as error:
+                self._inbox.send_nowait(self._hop_failed(head.node, error.code, error.message))
+                return
+
+    # the end
+
+    async def _finish(self) -> Done:
+        """Closes every hop, checks that the receipts agree with each other and with what was seen here; countersigns."""
+        closed = await self._close(self.head, "done", CLOSE_TIMEOUT_S)
+        sides = (self._sent.side(), self._received.side())
+        mesh_id, grant = self._mesh_id, self.grant
+        receipts = check_receipts(closed.receipts, self.leases, grant.contract, grant.entry, sides, mesh_id)
+        acceptance = Acceptance(
+            session=grant.session,
+            epoch=grant.epoch,
+            entry=grant.entry,
+            receipts=tuple(statements.digest(signed) for signed in closed.receipts),
+            tokens=len(self.answer.ids),
+            links=sides,
+        )
+        assert self.answer.finish is not None
+        return Done(
+            text=self.answer.text,
+            ids=tuple(self.answer.ids),
+            prompt=self.answer.prompt,
+            finish=self.answer.finish,
+            leases=self.leases,
+            ttft_s=self._first - self._began,
+            decode_s=self._last - self._first,
+            receipts=tuple(receipts),
+            statements=closed.receipts,
+            acceptance=statements.sign(self._key, mesh_id, acceptance),
+        )
+
+    async def _abandon(self) -> None:
+        """Every hop is told by itself: those behind a broken one would not hear it from their predecessor."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for lease in self.leases:
+                    nursery.start_soon(self._close_quietly, lease)
+
+    async def _close_quietly(self, lease: Lease) -> None:
+        try:
+            await self._close(lease, "cancelled", ABANDON_TIMEOUT_S)
+        except MeshError as error:  # it has lapsed, was closed by the hop before, or is gone with its node
+            log.info("closing the lease of %s: %s", lease.node, error)
+
+    async def _close(self, lease: Lease, reason: str, timeout: float) -> Closed:
+        message = Close(lease.lease, self.grant.session, self.grant.epoch, reason)
+        return await self._links.request(lease.node, message, Closed, timeout=timeout)

@@ -1,0 +1,99 @@
+"""Finding who holds what: the DHT names candidates, their owners' fresh and signed offers say the rest.
+
+Keys are few (a node may announce ten in ten seconds): one a mesh for whoever holds anything, and one a sixteenth of an
+artifact's layers. A record is a hint: what is not confirmed by its owner within OFFER_TIMEOUT_S is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterable
+
+import trio
+
+from ..errors import MeshError
+from ..ids import ArtifactId, Layers
+from ..route.choose import Heard
+from ..wire import statements
+from ..wire.messages import Offer, OfferQuery, Offers
+from .links import Links
+from .network import Network
+
+log = logging.getLogger(__name__)
+
+SIXTEENTHS = 16
+OFFER_TIMEOUT_S = 2.0  # a member that takes longer to say what it holds is no good next hop
+FIND_TIMEOUT_S = 3.0
+ASKED = 64  # peers asked for one look-up: enough for choice, few enough to be quick
+
+
+def sixteenth(layer: int, n_layer: int) -> int:
+    return layer * SIXTEENTHS // n_layer
+
+
+def holder_key(mesh_id: str, artifact: ArtifactId, part: int) -> bytes:
+    return hashlib.sha256(f"meshnode/1/holders/{mesh_id}/{artifact}/{part}".encode()).digest()
+
+
+def list_key(mesh_id: str) -> bytes:
+    return hashlib.sha256(f"meshnode/1/artifacts/{mesh_id}".encode()).digest()
+
+
+def keys_of(mesh_id: str, artifact: ArtifactId, layers: Layers, n_layer: int) -> list[bytes]:
+    """What a holding is announced under."""
+    parts = range(sixteenth(layers.begin, n_layer), sixteenth(layers.end - 1, n_layer) + 1)
+    return [list_key(mesh_id), *(holder_key(mesh_id, artifact, part) for part in parts)]
+
+
+class Directory:
+    """Offers of the mesh, pulled from their owners."""
+
+    def __init__(self, network: Network, links: Links, mesh_id: str) -> None:
+        self._network = network
+        self._links = links
+        self.mesh_id = mesh_id
+
+    async def holders(self, artifact: ArtifactId, layer: int, n_layer: int) -> list[Heard]:
+        """Offers of an artifact by nodes announced for a layer, or connected; they may hold other layers of it."""
+        key = holder_key(self.mesh_id, artifact, sixteenth(layer, n_layer))
+        return await self._ask(await self._candidates(key), artifact)
+
+    async def everything(self) -> list[Heard]:
+        """Offers of every artifact."""
+        return await self._ask(await self._candidates(list_key(self.mesh_id)), None)
+
+    async def _candidates(self, key: bytes) -> list[str]:
+        # members that are connected already cost one question; the DHT adds those that are not
+        found = dict.fromkeys([self._network.peer, *(p.peer for p in self._network.connected())])
+        try:
+            found |= dict.fromkeys(await self._network.find(key, timeout=FIND_TIMEOUT_S))
+        except MeshError as error:
+            log.info("look-up in the DHT: %s", error)
+        return list(found)[:ASKED]
+
+    async def _ask(self, peers: Iterable[str], artifact: ArtifactId | None) -> list[Heard]:
+        heard: list[Heard] = []
+
+        async def ask(peer: str) -> None:
+            try:
+                heard.extend(await self._offers(peer, artifact))
+            except MeshError as error:
+                log.info("offers of %s: %s", peer, error)
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(ask, peer)
+        return heard
+
+    async def _offers(self, peer: str, artifact: ArtifactId | None) -> list[Heard]:
+        nonce = secrets.token_bytes(16)
+        asked = trio.current_time()
+        answer = await self._links.request(peer, OfferQuery(nonce, artifact), Offers, timeout=OFFER_TIMEOUT_S)
+        took = trio.current_time() - asked
+        offers = [statements.check(signed, Offer, self.mesh_id, by=peer) for signed in answer.offers]
+        for offer in offers:
+            if offer.nonce != nonce or offer.node != peer:
+                raise MeshError("bad_signature", f"an offer of {peer} that is not fresh")
+        return [Heard(offer, took) for offer in offers if artifact in (None, offer.contract.artifact)]

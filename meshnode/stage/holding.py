@@ -1,0 +1,76 @@
+"""A range of layers that a worker of this node has loaded, and what the node says of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ids import ArtifactId, Layers
+from ..route.lease import LeaseBook
+from ..wire.messages import WIRE_VERSION, Contract, Offer
+from ..worker import Worker
+
+
+@dataclass
+class Holding:
+    """One loaded range. verify() raises MeshError identity_changed when the bytes are no longer those identified."""
+
+    artifact: ArtifactId
+    name: str
+    worker: Worker
+    book: LeaseBook
+    verify: Callable[[], None]
+    token_us: int  # measured compute of one position in decode, through all of the holding's layers
+
+    @property
+    def layers(self) -> Layers:
+        return Layers(*self.worker.loaded.layers)
+
+    @property
+    def contract(self) -> Contract:
+        loaded = self.worker.loaded
+        return Contract(
+            artifact=self.artifact,
+            wire=WIRE_VERSION,
+            architecture=loaded.architecture,
+            boundary="f32",
+            numerics=loaded.numerics,
+            n_layer=loaded.n_layer,
+            n_embd=loaded.n_embd,
+        )
+
+    @property
+    def recipe(self) -> bytes:
+        return hashlib.sha256(self.worker.loaded.recipe.encode()).digest()
+
+    @property
+    def fingerprint(self) -> bytes:
+        return bytes.fromhex(self.worker.loaded.fingerprint)
+
+    @property
+    def is_head(self) -> bool:
+        return self.layers.begin == 0
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """(entry layer, us a token from there to the tail): what is beyond this holding is taken to be as fast."""
+        begin, n_layer = self.layers.begin, self.worker.loaded.n_layer
+        return ((begin, self.token_us * (n_layer - begin) // len(self.layers)),)
+
+    def offer(self, nonce: bytes, node: str, addresses: tuple[str, ...]) -> Offer:
+        loaded = self.worker.loaded
+        return Offer(
+            nonce=nonce,
+            node=node,
+            name=self.name,
+            contract=self.contract,
+            holding=self.layers,
+            recipe=self.recipe,
+            fingerprint=self.fingerprint,
+            context=loaded.n_ctx,
+            sessions=self.book.places,
+            free=max(0, self.book.free),
+            pairs=self.pairs(),
+            addresses=addresses,
+            chat=self.is_head and loaded.has_template,
+        )

@@ -1,0 +1,211 @@
+"""The work of one lease: rows come in, the worker computes them in order, rows or tokens go out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import trio
+
+from ..errors import MeshError
+from ..ledger.receipts import Account
+from ..net.links import Links
+from ..session import HopSession, Sampler
+from ..wire import activation
+from ..wire.messages import Credit, Failure, Lease, Push, Pushes, Renew, Tokens
+from ..worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A hop's neighbours. A lease id is the receiver's own name for the session; the entry node needs none."""
+
+    entry: str
+    before: bytes | None  # the predecessor's lease; None when that is the entry node
+    after: bytes | None  # the successor's lease; None at the tail
+    head: tuple[str, bytes]
+    tail: str
+
+
+class Work(NamedTuple):
+    """Rows that were accepted and wait for the worker."""
+
+    first: int
+    count: int
+    rows: memoryview  # ids [count] i32, or residuals [count, n_embd] f32
+    sample: bool
+
+
+class Hop:
+    """Runs one lease. accept_* decide at once and queue; run() computes, one step after the other."""
+
+    def __init__(self, links: Links, worker: Worker, handle: int, lease: Lease, place: Place, account: Account) -> None:
+        self.links = links
+        self.worker = worker
+        self.handle = handle
+        self.lease = lease
+        self.place = place
+        self.account = account
+        self.session = HopSession(lease)
+        self.sampler = Sampler(0)
+        self.computed = 0  # positions
+        self._held_back: Tokens | None = None
+        # bounded by the lease: no more positions are accepted than its context has
+        self._todo, self._work = trio.open_memory_channel[Work](math.inf)
+        self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
+        self._started = False
+
+    @property
+    def is_head(self) -> bool:
+        return self.lease.effective.begin == 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.place.after is None
+
+    # what comes in
+
+    def accept_push(self, push: Push, rows: memoryview, digest: bytes) -> None:
+        """Queues the very next push; a refused one changes nothing."""
+        self.session.accept(push)
+        kind = "prompt" if self.is_head else "residual"
+        self.account.link(self.lease.predecessor, "in", kind).add(push.first, push.count, digest)
+        self._todo.send_nowait(Work(push.first, push.count, rows, push.sample))
+
+    def accept_ring(self, tokens: Tokens) -> None:
+        """Queues the tail's tokens at the head."""
+        self.session.accept_ring(tokens)
+        rows = activation.tokens_payload(tokens.ids)
+        digest = hashlib.sha256(rows).digest()
+        self.account.link(self.place.tail, "in", "ring").add(tokens.first, len(tokens.ids), digest)
+        self._todo.send_nowait(Work(tokens.first, len(tokens.ids), memoryview(rows), True))
+
+    async def accept_credit(self, credit: Credit) -> None:
+        self.sampler.grant(credit.total)
+        if self._held_back is not None and self.sampler.may_go_on:
+            tokens, self._held_back = self._held_back, None
+            await self._send_ring(tokens)
+
+    # the work
+
+    async def run(self) -> None:
+        """Computes until stopped. A fault goes to the entry node; the lease stays until it is closed or lapses."""
+        self._started = True
+        try:
+            with self._scope:
+                async for work in self._work:
+                    await self._step(work)
+        except MeshError as error:
+            log.warning("hop %d of a session failed: %s", self.lease.hop, error)
+            await self.fail(self.lease.node, error)
+        finally:
+            self._stopped.set()
+
+    async def _step(self, work: Work) -> None:
+        ids = activation.read_tokens(work.rows) if self.is_head else None
+        stepped = await self.worker.step(
+            self.handle,
+            work.first,
+            (self.lease.effective.begin, self.lease.effective.end),
+            tokens=ids,
+            residual=None if self.is_head else work.rows,
+            sample=work.sample and self.is_tail,
+        )
+        self.account.step(work.first, work.count, stepped.compute_ns // 1000)
+        self.computed = work.first + work.count
+        if not self.is_tail:
+            await self._push(work, stepped.residual)
+        elif stepped.sampled is not None:
+            await self._sampled(stepped.sampled.token, stepped.sampled.piece, stepped.sampled.is_end)
+
+    async def _push(self, work: Work, residual: bytes) -> None:
+        lease, after = self.lease, self.place.after
+        assert after is not None
+        tensor = activation.describe(residual, n_embd=self.account.contract.n_embd)
+        push = Push(
+            lease=after,
+            session=lease.session,
+            epoch=lease.epoch,
+            step=self.session.sent,
+            first=work.first,
+            count=work.count,
+            begin=lease.effective.end,
+            cached=work.first,
+            sample=work.sample,
+        )
+        self.session.sent += 1
+        self.account.link(lease.successor, "out", "residual").add(work.first, work.count, tensor.sha256)
+        await self._send(lease.successor, Pushes((push,), (tensor,)), residual)
+
+    async def _sampled(self, token: int, piece: bytes, is_end: bool) -> None:
+        lease, position = self.lease, self.computed
+        self.sampler.sampled(is_end)
+        ids = () if is_end else (token,)
+        answer = Tokens(
+            session=lease.session,
+            epoch=lease.epoch,
+            first=position,
+            ids=ids,
+            pieces=() if is_end else (piece,),
+            finish=self.sampler.finish,
+        )
+        # the head first: what it does next is on the way of every token, the entry node's copy is not
+        if self.sampler.finish is None:
+            ring = Tokens(session=lease.session, epoch=lease.epoch, first=position, ids=ids, lease=self.place.head[1])
+            if self.sampler.may_go_on:
+                await self._send_ring(ring)
+            else:
+                self._held_back = ring
+        if ids:
+            self._log_tokens(self.place.entry, "answer", answer)
+        await self._send(self.place.entry, answer)
+
+    async def _send_ring(self, tokens: Tokens) -> None:
+        self._log_tokens(self.place.head[0], "ring", tokens)
+        await self._send(self.place.head[0], tokens)
+
+    def _log_tokens(self, peer: str, kind: str, tokens: Tokens) -> None:
+        digest = hashlib.sha256(activation.tokens_payload(tokens.ids)).digest()
+        self.account.link(peer, "out", kind).add(tokens.first, len(tokens.ids), digest)
+
+    async def _send(self, peer: str, message: Pushes | Tokens, payload: bytes = b"") -> None:
+        try:
+            await self.links.send(peer, message, payload)
+        except MeshError as error:
+            await self.fail(peer, error)
+
+    # what goes along or back
+
+    async def renew(self) -> None:
+        if self.place.after is not None:
+            lease = self.lease
+            await self.links.send(lease.successor, Renew(self.place.after, lease.session, lease.epoch))
+
+    async def fail(self, node: str, error: MeshError) -> None:
+        """Tells the entry node, along the route's links, that `node` cannot go on."""
+        await self.send_back(node, error.code, error.message)
+
+    async def send_back(self, node: str, code: str, say: str) -> None:
+        lease = self.lease
+        failure = Failure(lease.session, lease.epoch, node, code, say[:500], self.place.before)
+        try:
+            await self.links.send(lease.predecessor, failure)
+        except MeshError as error:  # the way back is cut as well: the entry node will miss its tokens
+            log.info("a failure could not be passed back: %s", error)
+
+    async def stop(self) -> None:
+        """Returns once nothing of this hop is in the worker; its slot is then freed."""
+        self._scope.cancel()
+        with trio.CancelScope(shield=True):
+            if self._started:
+                await self._stopped.wait()
+            try:
+                await self.worker.close(self.handle)
+            except MeshError as error:  # a dead worker holds nothing any more
+                log.info("closing a session in the worker: %s", error)

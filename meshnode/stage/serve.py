@@ -1,0 +1,368 @@
+"""What a serving node answers: offers, tokens of a text, leases; and what it does with what comes over links."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+
+import trio
+
+from ..config import NodeConfig
+from ..errors import MeshError
+from ..ids import Layers
+from ..keys import NodeKey
+from ..ledger.receipts import Account
+from ..net.directory import Directory
+from ..net.links import Links, Refused
+from ..route import choose
+from ..route.lease import Event
+from ..session import Sampler
+from ..wire import activation, messages, statements
+from ..wire.messages import (
+    Close,
+    Closed,
+    Credit,
+    Failed,
+    Failure,
+    Grant,
+    Lease,
+    Offers,
+    Pushes,
+    Refusal,
+    Renew,
+    RouteOpen,
+    RouteReady,
+    Tokenize,
+    Tokenized,
+    Tokens,
+)
+from ..worker import Sampling, Worker
+from .holding import Holding
+from .hop import Hop, Place
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 0.25  # how late a lease's end may be noticed
+MARGIN = 0.9  # of the time left goes to the next hop: the rest is for its answer's way back
+MIN_HOP_S = 0.05  # less time than this is not worth asking a successor
+
+
+class Stage:
+    """Serves the holdings of one node."""
+
+    def __init__(self, links: Links, directory: Directory, key: NodeKey, config: NodeConfig) -> None:
+        self._links = links
+        self._directory = directory
+        self._key = key
+        self._mesh_id = directory.mesh_id
+        self._config = config
+        self.holdings: list[Holding] = []
+        self.hops: dict[bytes, Hop] = {}  # by lease id
+        self._by_lease: dict[bytes, Holding] = {}
+        self.addresses: tuple[str, ...] = ()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        links = self._links
+        links.answer(messages.OfferQuery, self._offers)
+        links.answer(Tokenize, self._tokenize)
+        links.answer(RouteOpen, self._open)
+        links.answer(Close, self._close)
+        links.take(Pushes, self._pushes)
+        links.take(Tokens, self._ring)
+        links.take(Credit, self._credit)
+        links.take(Renew, self._renew)
+        links.take(Failure, self._failure)
+        links.on_lost.append(self._lost)
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            while True:
+                await trio.sleep(SWEEP_S)
+                await self._sweep()
+
+    # requests
+
+    async def _offers(self, peer: str, ask: messages.OfferQuery) -> Offers:
+        offers = [
+            statements.sign(self._key, self._mesh_id, holding.offer(ask.nonce, self._key.peer, self.addresses))
+            for holding in self.holdings
+            if ask.artifact in (None, holding.artifact)
+        ]
+        return Offers(tuple(offers))
+
+    async def _tokenize(self, peer: str, ask: Tokenize) -> Tokenized:
+        heads = [h for h in self.holdings if h.artifact == ask.artifact and h.is_head]
+        if not heads:
+            raise MeshError("unknown_model", "this node is no head of that artifact")
+        worker, limit = heads[0].worker, heads[0].worker.loaded.n_ctx
+        if ask.text is not None and not ask.chat:
+            ids = await worker.tokenize(ask.text, add_special=True, parse_special=True)
+        elif ask.chat and ask.text is None:
+            ids = await worker.tokenize_chat([(turn.role, turn.content) for turn in ask.chat])
+        else:
+            raise MeshError("bad_frame", "either a text or a chat is to be tokenized")
+        if len(ids) > limit:
+            raise MeshError("context_exceeded", f"the prompt has {len(ids)} tokens, the context {limit}")
+        return Tokenized(tuple(ids))
+
+    async def _open(self, peer: str, ask: RouteOpen) -> RouteReady:
+        """Leases the layers from ask.begin on, and has a successor lease the rest."""
+        grant = statements.check(ask.grant, Grant, self._mesh_id)
+        if ask.grant.signer != grant.entry:
+            raise MeshError("bad_signature", "a grant that its entry node did not sign")
+        if peer != (ask.chain[-1].node if ask.chain else grant.entry):
+            raise MeshError("bad_lease", "a route-open that does not come from the hop before")
+        holding = self._holding_for(grant, ask.begin)
+        holding.verify()
+        for given_up in [h for h in self.hops.values() if h.lease.session == grant.session]:
+            if self._by_lease[given_up.lease.lease] is holding and holding.book.idle(grant.session):
+                await self._end(given_up, Event.LAPSE)
+        now, seconds = trio.current_time(), ask.deadline / 1000
+        holding.book.reserve(grant.session, grant.epoch, now, within=seconds)
+        try:
+            with trio.move_on_after(seconds):
+                return await self._lease(peer, ask, grant, holding)
+            raise MeshError("deadline", "the time for opening a route is over")
+        except BaseException:
+            holding.book.apply(grant.session, grant.epoch, Event.CLOSE, trio.current_time())
+            raise
+
+    def _holding_for(self, grant: Grant, begin: int) -> Holding:
+        candidates = [h for h in self.holdings if h.artifact == grant.contract.artifact and begin in h.layers]
+        if not candidates:
+            raise MeshError("bad_layers", f"layer {begin} of that artifact is not held here")
+        best = max(candidates, key=lambda h: (h.book.free > 0, h.layers.end))
+        if best.contract != grant.contract:
+            names = ", ".join(choose.differences(best.contract, grant.contract))
+            raise MeshError("contract_mismatch", f"this holding differs in {names}")
+        if grant.context > best.worker.loaded.n_ctx:
+            raise MeshError(
+                "context_exceeded", f"{grant.context} positions where {best.worker.loaded.n_ctx} are offered"
+            )
+        return best
+
+    async def _lease(self, peer: str, ask: RouteOpen, grant: Grant, holding: Holding) -> RouteReady:
+        me, lease_id = self._key.peer, secrets.token_bytes(8)
+        handle = int.from_bytes(secrets.token_bytes(8), "big")
+        effective = Layers(ask.begin, holding.layers.end)
+        is_tail = effective.end == grant.contract.n_layer
+        sampling, history = (_sampling(ask.sampling), ask.prompt) if is_tail else (None, ())
+        worker = holding.worker
+        await worker.open(handle, sampling, history)
+        try:
+            chain = (*ask.chain, messages.Hop(me, lease_id, self.addresses))
+            if is_tail:
+                after = RouteReady((), ask.attempts)
+            else:
+                after = await self._find_successor(ask, grant, chain, effective.end)
+            following = [statements.check(s, Lease, self._mesh_id, by=s.signer) for s in after.leases]
+            head = chain[0]
+            place = Place(
+                entry=grant.entry,
+                before=ask.chain[-1].lease if ask.chain else None,
+                after=following[0].lease if following else None,
+                head=(head.node, head.lease),
+                tail=following[-1].node if following else me,
+            )
+            lease = Lease(
+                lease=lease_id,
+                session=grant.session,
+                epoch=grant.epoch,
+                hop=len(ask.chain),
+                node=me,
+                predecessor=peer,
+                successor=following[0].node if following else head.node,
+                holding=holding.layers,
+                effective=effective,
+                contract=statements.contract_digest(grant.contract),
+                recipe=holding.recipe,
+                fingerprint=holding.fingerprint,
+                context=worker.loaded.n_ctx,
+                ttl=int(holding.book.ttl * 1000),
+                addresses=self.addresses,
+            )
+            hop = Hop(self._links, worker, handle, lease, place, Account(lease, grant.contract))
+            hop.sampler = Sampler(ask.max_tokens)
+            holding.book.apply(grant.session, grant.epoch, Event.SIGN, trio.current_time())
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await _close_quietly(worker, handle)
+            raise
+        self.hops[lease_id] = hop
+        self._by_lease[lease_id] = holding
+        self._nursery.start_soon(hop.run)
+        own = statements.sign(self._key, self._mesh_id, lease)
+        return RouteReady((own, *after.leases), after.attempts, after.failed)
+
+    async def _find_successor(
+        self, ask: RouteOpen, grant: Grant, chain: tuple[messages.Hop, ...], begin: int
+    ) -> RouteReady:
+        """The first candidate for `begin` that opens the rest of the route, and links to it."""
+        contract = grant.contract
+        ends = trio.current_time() + ask.deadline / 1000 * MARGIN
+        heard = await self._directory.holders(contract.artifact, begin, contract.n_layer)
+        verdicts = [choose.judge(h, begin, contract, grant.context, ask.excluded) for h in heard]
+        attempts, failed = (
+            ask.attempts,
+            [Failed(v.heard.offer.node, begin, "no_route", v.reason or "") for v in verdicts if not v.usable],
+        )
+        for candidate in choose.rank(verdicts)[: choose.ATTEMPTS_A_HOP]:
+            node, left = candidate.offer.node, ends - trio.current_time()
+            if attempts < 1 or left < MIN_HOP_S:
+                break
+            attempts -= 1
+            further = RouteOpen(
+                grant=ask.grant,
+                begin=begin,
+                chain=chain,
+                deadline=int(left * 1000),
+                attempts=attempts,
+                sampling=ask.sampling,
+                prompt=ask.prompt,
+                max_tokens=ask.max_tokens,
+                excluded=ask.excluded,
+                entry_addresses=ask.entry_addresses,
+            )
+            try:
+                ready = await self._links.request(node, further, RouteReady, timeout=left)
+                await self._links.connect(node)
+            except Refused as refused:
+                attempts = min(attempts, refused.attempts) if refused.failed else attempts
+                failed += [Failed(node, begin, refused.code, refused.message[:200]), *refused.failed]
+            except MeshError as error:
+                failed.append(Failed(node, begin, error.code, error.message[:200]))
+            else:
+                return RouteReady(ready.leases, ready.attempts, (*failed[:64], *ready.failed)[:128])
+        tried = f": {failed[0].code}, {failed[0].say}" if failed else ": nobody offers it"
+        say = f"nobody takes the layers from {begin} on{tried}"
+        raise Refused(Refusal("no_route", say, tuple(failed[:128]), attempts))
+
+    async def _close(self, peer: str, ask: Close) -> Closed:
+        hop = self.hops.get(ask.lease)
+        if hop is None or (ask.session, ask.epoch) != (hop.lease.session, hop.lease.epoch):
+            raise MeshError("unknown_session", "no lease of that name is held here")
+        if peer not in (hop.lease.predecessor, hop.place.entry):
+            raise MeshError("bad_lease", "only the hop before, or the entry node, may close a lease")
+        following: list[messages.Signed] = []
+
+        async def pass_on() -> None:
+            if hop.place.after is None:
+                return
+            further = Close(hop.place.after, ask.session, ask.epoch, ask.reason)
+            try:
+                answer = await self._links.request(
+                    hop.lease.successor, further, Closed, timeout=self._config.hop_timeout_s
+                )
+                following.extend(answer.receipts)
+            except MeshError as error:
+                log.info("closing onward: %s", error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pass_on)
+            await self._end(hop, Event.CLOSE)
+        receipt = hop.account.receipt(final=True)
+        return Closed((statements.sign(self._key, self._mesh_id, receipt), *following))
+
+    async def _end(self, hop: Hop, event: Event) -> None:
+        """Stops a hop; its place is free only once the worker has let go of the session."""
+        if self.hops.pop(hop.lease.lease, None) is None:
+            return
+        holding = self._by_lease.pop(hop.lease.lease)
+        try:
+            await hop.stop()
+        finally:
+            holding.book.apply(hop.lease.session, hop.lease.epoch, event, trio.current_time())
+
+    # links
+
+    def _hop_of(self, lease: bytes, sender: str, leased: str) -> Hop | None:
+        hop = self.hops.get(lease)
+        if hop is None:
+            log.info("a message for a lease that is not held here, from %s", sender)
+        elif sender != getattr(hop.lease, leased, None) and sender != getattr(hop.place, leased, None):
+            log.warning("a message for a lease from %s, which is not its %s", sender, leased)
+            return None
+        return hop
+
+    async def _pushes(self, peer: str, message: Pushes, payload: memoryview) -> None:
+        hops = [self._hop_of(push.lease, peer, "predecessor") for push in message.pushes]
+        known = [hop for hop in hops if hop is not None]
+        if not known:
+            return
+        parts = activation.split(message, payload, n_embd=known[0].account.contract.n_embd)
+        for hop, (push, rows) in zip(hops, parts, strict=True):
+            if hop is None:
+                continue
+            digest = message.bundle[0].sha256 if len(parts) == 1 else hashlib.sha256(rows).digest()
+            try:
+                holding = self._by_lease[push.lease]
+                hop.accept_push(push, rows, digest)
+                holding.book.apply(push.session, push.epoch, Event.PUSH, trio.current_time())
+            except MeshError as error:
+                await hop.fail(peer, error)
+
+    async def _ring(self, peer: str, message: Tokens, _: memoryview) -> None:
+        if message.lease is None:
+            return
+        hop = self._hop_of(message.lease, peer, "tail")
+        if hop is not None and hop.is_head:
+            try:
+                hop.accept_ring(message)
+            except MeshError as error:
+                await hop.fail(peer, error)
+
+    async def _credit(self, peer: str, message: Credit, _: memoryview) -> None:
+        hop = self._hop_of(message.lease, peer, "entry")
+        if hop is not None and message.epoch == hop.lease.epoch:
+            await hop.accept_credit(message)
+
+    async def _renew(self, peer: str, message: Renew, _: memoryview) -> None:
+        hop = self._hop_of(message.lease, peer, "predecessor")
+        if hop is None or message.epoch != hop.lease.epoch:
+            return
+        book = self._by_lease[message.lease].book
+        book.apply(message.session, message.epoch, Event.RENEW, trio.current_time())
+        try:
+            await hop.renew()
+        except MeshError as error:
+            await hop.fail(hop.lease.successor, error)
+
+    async def _failure(self, peer: str, message: Failure, _: memoryview) -> None:
+        if message.lease is not None:
+            hop = self._hop_of(message.lease, peer, "successor")
+            if hop is not None:
+                await hop.send_back(message.node, message.code, message.say)
+
+    def _lost(self, peer: str) -> None:
+        gone = MeshError("unreachable", "the connection to the next hop broke")
+        for hop in list(self.hops.values()):
+            if hop.lease.successor == peer and not hop.is_tail:
+                self._nursery.start_soon(hop.fail, peer, gone)
+
+    async def _sweep(self) -> None:
+        now = trio.current_time()
+        for holding in self.holdings:
+            over = {(r.session, r.epoch) for r in holding.book.lapsed(now)}
+            hops = [h for h in self.hops.values() if (h.lease.session, h.lease.epoch) in over]
+            for hop in hops:
+                if self._by_lease.get(hop.lease.lease) is holding:
+                    log.info("a lease has ended without being closed")
+                    await self._end(hop, Event.LAPSE)
+
+
+def _sampling(asked: messages.Sampling) -> Sampling:
+    """Millionths on the wire, plain numbers in the worker."""
+    return Sampling(
+        temperature=asked.temperature / 1e6,
+        top_k=asked.top_k,
+        top_p=asked.top_p / 1e6,
+        min_p=asked.min_p / 1e6,
+        seed=asked.seed,
+    )
+
+
+async def _close_quietly(worker: Worker, handle: int) -> None:
+    try:
+        await worker.close(handle)
+    except MeshError as error:
+        log.info("closing a session in the worker: %s", error)
