@@ -1,0 +1,145 @@
+"""What a person asks a mesh: read from JSON, bounded, and refused with a reason before anything is spent on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import MeshError
+from ..wire.messages import MAX_TEXT, Sampling, Turn
+
+ROLES = ("system", "user", "assistant")
+MAX_TURNS = 1024  # what one message to a head holds
+MAX_MODEL = 200
+MAX_TOKENS = 1 << 20  # far above any context; the context is checked where the model is known
+DEFAULT_TOKENS = 256
+MILLION = 1_000_000
+_FIELDS = frozenset(
+    ("model", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
+)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One prompt for one model: raw text in `prompt`, or turns (role, content) in `messages` for its chat template.
+
+    model: an identity, an unambiguous prefix of one, or a name; never a path. temperature 0 is exact argmax, and then
+    neither top_k (0: all), top_p, min_p nor seed matter. MeshError usage or bad_prompt.
+    """
+
+    model: str
+    prompt: str | None = None
+    messages: tuple[tuple[str, str], ...] = ()
+    max_tokens: int = DEFAULT_TOKENS
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.model) is not str or not 1 <= len(self.model) <= MAX_MODEL or not self.model.isprintable():
+            raise MeshError("usage", f"the model is to be named by 1 to {MAX_MODEL} printable characters")
+        self._check_prompt()
+        _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        _number("temperature", self.temperature, 0, 100)
+        _integer("top_k", self.top_k, 0, 1 << 20)
+        _number("top_p", self.top_p, 0, 1)
+        _number("min_p", self.min_p, 0, 1)
+        _integer("seed", self.seed, 0, (1 << 64) - 1)
+
+    def _check_prompt(self) -> None:
+        if (self.prompt is None) == (not self.messages):
+            raise MeshError("bad_prompt", "give either a prompt or messages")
+        if self.prompt is not None:
+            _text("the prompt", self.prompt, MAX_TEXT)
+            return
+        if type(self.messages) is not tuple or len(self.messages) > MAX_TURNS:
+            raise MeshError("bad_prompt", f"messages are a list of at most {MAX_TURNS}")
+        left = MAX_TEXT
+        for role, content in self.messages:
+            if role not in ROLES:
+                raise MeshError("bad_prompt", f"a message's role is one of {', '.join(ROLES)}")
+            left -= _text("a message", content, left)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(Turn(role, content) for role, content in self.messages)
+
+    @property
+    def sampling(self) -> Sampling:
+        """As the wire has it: in millionths."""
+        return Sampling(
+            round(self.temperature * MILLION),
+            self.top_k,
+            round(self.top_p * MILLION),
+            round(self.min_p * MILLION),
+            self.seed,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": self.seed,
+        }
+        if self.prompt is not None:
+            return said | {"prompt": self.prompt}
+        return said | {"messages": [{"role": role, "content": content} for role, content in self.messages]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> RunRequest:
+        """Fields that nobody knows are refused: a misspelt one must not be ignored."""
+        if not isinstance(value, dict):
+            raise MeshError("usage", "a request is a JSON object")
+        unknown = sorted(str(key) for key in value if key not in _FIELDS)
+        if unknown:
+            raise MeshError("usage", f"a request has no {unknown[0][:80]!r}")
+        if "model" not in value:
+            raise MeshError("usage", "a request names a model")
+        fields = dict(value)
+        if "messages" in fields:
+            fields["messages"] = _messages(fields["messages"])
+        return cls(**fields)
+
+
+def _messages(value: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, list):
+        raise MeshError("bad_prompt", "messages are a list")
+    for item in value:
+        if not isinstance(item, dict) or set(item) != {"role", "content"}:
+            raise MeshError("bad_prompt", "a message has a role and a content, and nothing else")
+    return tuple((item["role"], item["content"]) for item in value)
+
+
+def _text(what: str, value: Any, most: int) -> int:
+    """Its bytes in UTF-8."""
+    if type(value) is not str:
+        raise MeshError("bad_prompt", f"{what} is no text")
+    if not value:
+        raise MeshError("bad_prompt", f"{what} is empty")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise MeshError("bad_prompt", f"{what} is no valid Unicode", hint="give it in UTF-8") from error
+    if size > most:
+        raise MeshError("context_exceeded", f"{what} has {size} bytes; {most} are left of the limit of {MAX_TEXT}")
+    return size
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise MeshError("usage", f"{name} is an integer from {low} to {high}, not {_shown(value)}")
+
+
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    if type(value) not in (int, float) or not low <= value <= high:  # which NaN is not either
+        raise MeshError("usage", f"{name} is a number from {low} to {high}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return ascii(value)[:40]
