@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Holding:
             wire=WIRE_VERSION,
             architecture=loaded.architecture,
             boundary="f32",
-            numerics=loaded.numerics,
+            numerics=json.loads(loaded.recipe)["numerics"],
             n_layer=loaded.n_layer,
             n_embd=loaded.n_embd,
         )

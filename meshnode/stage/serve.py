@@ -44,6 +44,7 @@ from .hop import Hop, Place
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.25  # how late a lease's end may be noticed
+LET_GO_S = 1.0  # for telling an entry node that its session ends here
 MARGIN = 0.9  # of the time left goes to the next hop: the rest is for its answer's way back
 MIN_HOP_S = 0.05  # less time than this is not worth asking a successor
 
@@ -79,6 +80,18 @@ class Stage:
             while True:
                 await trio.sleep(SWEEP_S)
                 await self._sweep()
+
+    async def hold(self, holding: Holding) -> None:
+        self.holdings.append(holding)
+
+    async def let_go(self, holding: Holding) -> None:
+        """No new leases; the sessions that are on it are told, and ended."""
+        self.holdings.remove(holding)
+        fault = holding.worker.fault or MeshError("hop_failed", "the node stops serving these layers")
+        for hop in [h for h in self.hops.values() if self._by_lease[h.lease.lease] is holding]:
+            with trio.move_on_after(LET_GO_S):
+                await hop.fail(self._key.peer, fault)
+            await self._end(hop, Event.CLOSE)
 
     # requests
 

@@ -1,0 +1,180 @@
+"""The node: network, stage, client and control API in one nursery, and what status says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from ..api.control import serve_control
+from ..api.requests import RunRequest
+from ..client import Ask, Client
+from ..config import Home, KnownMesh, Mesh, NodeConfig
+from ..errors import MeshError
+from ..keys import NodeKey, load_or_create
+from ..net import Membership, Network, open_network
+from ..net.directory import Directory, keys_of
+from ..net.links import Links
+from ..stage import Stage
+from ..wire.invite import Invite
+from . import views
+from .load import Loading, ServeModel
+
+log = logging.getLogger(__name__)
+
+ANNOUNCE_S = 20.0  # how long a newcomer may have to wait for what the DHT did not tell it at first
+ANNOUNCE_SOON_S = 2.0  # after a start: the first announcement may have met an empty routing table
+REMEMBER_S = 30.0
+INVITE_ADDRESSES = 8
+
+
+class Node:
+    """One member of a mesh; the control API's backend."""
+
+    def __init__(self, home: Home | None, config: NodeConfig, mesh: Mesh, key: NodeKey, network: Network) -> None:
+        self.home = home
+        self.config = config
+        self.mesh = mesh
+        self.network = network
+        self.stopped = trio.Event()
+        self.loadings: list[Loading] = []
+        self._key = key
+
+    def _build(self, nursery: trio.Nursery) -> None:
+        self.links = Links(self.network, nursery)
+        self.directory = Directory(self.network, self.links, self.mesh.mesh_id)
+        self.stage = Stage(self.links, self.directory, self._key, self.config)
+        self.client = Client(self.links, self.directory, self._key, self.config)
+
+    # what the control API asks
+
+    def status(self) -> dict[str, Any]:
+        ready = all(loading.state == "ready" for loading in self.loadings)
+        return {
+            "pid": os.getpid(),
+            "peer": self.network.peer,
+            "mesh_id": self.mesh.mesh_id,
+            "addresses": list(self.network.addresses),
+            "home": str(self.home.path) if self.home else None,
+            "state": "ready" if ready else "starting",
+            "alone": not self.network.connected(),
+            "holdings": [loading.view() for loading in self.loadings],
+            "sessions": views.sessions(self.stage, self.client),
+        }
+
+    async def peers(self) -> list[dict[str, Any]]:
+        return [await views.peer(info, self.links) for info in self.network.connected()]
+
+    async def models(self) -> list[dict[str, Any]]:
+        return views.models(await self.directory.everything(), self.network.peer)
+
+    async def route(self, model: str) -> dict[str, Any]:
+        artifact, heard = await self.client.find(model)
+        return views.route(artifact, heard)
+
+    async def invite(self, expires_s: float) -> str:
+        members = [info.address for info in self.network.connected() if not info.inbound]
+        addresses = tuple(dict.fromkeys([*self.network.addresses, *members]))[:INVITE_ADDRESSES]
+        return Invite(self.mesh.mesh_id, self.mesh.secret, addresses, int(time.time() + expires_s)).to_line()
+
+    async def connect(self, addresses: list[str]) -> None:
+        await self.network.join(addresses)
+
+    @asynccontextmanager
+    async def run(self, request: RunRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        ask = Ask(
+            model=request.model,
+            prompt=request.prompt,
+            chat=request.turns,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+        )
+        async with self.client.ask(ask) as events:
+            yield (views.event(event) async for event in events)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    # what runs by itself
+
+    async def _serve(self, loading: Loading) -> None:
+        async def announce() -> None:
+            self._announce_now.set()
+
+        await loading.serve(self.stage, announce)
+
+    async def _announce(self) -> None:
+        """Keeps the DHT told of what is held here: at once when that changes, soon after a start, then seldom."""
+        soon = [ANNOUNCE_SOON_S, 2 * ANNOUNCE_SOON_S]
+        while True:
+            self._announce_now = trio.Event()
+            keys = {
+                key: None
+                for holding in self.stage.holdings
+                for key in keys_of(self.mesh.mesh_id, holding.artifact, holding.layers, holding.contract.n_layer)
+            }
+            for key in keys:
+                try:
+                    await self.network.provide(key)
+                except MeshError as error:
+                    log.info("announcing in the DHT: %s", error)
+            with trio.move_on_after(soon.pop(0) if soon else ANNOUNCE_S):
+                await self._announce_now.wait()
+
+    async def _remember(self, home: Home) -> None:
+        """Writes down by which addresses the mesh can be found again."""
+        while True:
+            known = home.known_mesh() or KnownMesh(self.mesh)
+            seen = tuple(info.address for info in self.network.connected() if not info.inbound)
+            peers = tuple(dict.fromkeys(seen + known.peers))[:64]
+            if peers != known.peers:
+                home.remember(KnownMesh(self.mesh, known.bootstrap, peers))
+            await trio.sleep(REMEMBER_S)
+
+
+@asynccontextmanager
+async def open_node(
+    home: Home | None,
+    config: NodeConfig,
+    *,
+    mesh: Mesh,
+    bootstrap: Sequence[str] = (),
+    models: Sequence[ServeModel] = (),
+    ephemeral: bool = False,
+) -> AsyncIterator[Node]:
+    """A running node. Faults of the files named by the operator are raised before anything is bound.
+
+    ephemeral: a throw-away key, no control API and nothing written; home may then be None. A model that cannot be
+    loaded ends the node with its MeshError (as a leaf of an exception group).
+    """
+    with contextlib.ExitStack() as held:
+        if home is not None and not ephemeral:
+            held.enter_context(home.lock())
+        loadings = [Loading(model, config) for model in models]
+        for loading in loadings:
+            held.callback(loading.file.close)
+        key = NodeKey.generate() if home is None or ephemeral else load_or_create(home.key_path)
+        membership = Membership(mesh.mesh_id, mesh.secret)
+        async with open_network(key, membership, listen=config.listen, bootstrap=bootstrap) as network:
+            node = Node(home, config, mesh, key, network)
+            async with trio.open_nursery() as nursery:
+                node._build(nursery)
+                node.loadings = loadings
+                node._announce_now = trio.Event()
+                node.stage.addresses = node.client.addresses = tuple(network.addresses[:8])
+                await nursery.start(node.stage.run)
+                node.links.start()
+                if home is not None and not ephemeral:
+                    nursery.start_soon(node._remember, home)
+                    await nursery.start(serve_control, node, home)
+                for loading in loadings:
+                    nursery.start_soon(node._serve, loading)
+                nursery.start_soon(node._announce)
+                yield node
+                nursery.cancel_scope.cancel()

@@ -1,0 +1,177 @@
+"""What people see of a node: plain JSON values, without a path and without a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from ..client import Client, Done, Routed, Token
+from ..client.ask import Event
+from ..errors import MeshError
+from ..ids import ArtifactId, Layers, gaps
+from ..net import PeerInfo
+from ..net.links import Links
+from ..route import choose
+from ..route.choose import Heard
+from ..stage import Stage
+from ..wire.messages import Lease, OfferQuery, Offers
+
+PING_TIMEOUT_S = 2.0
+
+
+def pair(layers: Layers) -> list[int]:
+    return [layers.begin, layers.end]
+
+
+def sessions(stage: Stage, client: Client) -> list[dict[str, Any]]:
+    """Sessions that hold something here, as a hop; and those that this node is the entry node of."""
+    hops = [
+        {
+            "session": hop.lease.session.hex()[:8],
+            "epoch": hop.lease.epoch,
+            "role": "hop",
+            "artifact": hop.account.contract.artifact,
+            "effective": pair(hop.lease.effective),
+            "positions": hop.computed,
+        }
+        for hop in stage.hops.values()
+    ]
+    asked = [
+        {
+            "session": journey.grant.session.hex()[:8],
+            "epoch": journey.grant.epoch,
+            "role": "entry",
+            "artifact": journey.grant.contract.artifact,
+            "positions": len(journey.answer.prompt) + len(journey.answer.ids),
+        }
+        for journey in client.sessions
+    ]
+    return hops + asked
+
+
+async def peer(info: PeerInfo, links: Links) -> dict[str, Any]:
+    began = trio.current_time()
+    try:
+        await links.request(info.peer, OfferQuery(bytes(16)), Offers, timeout=PING_TIMEOUT_S)
+        took: float | None = round((trio.current_time() - began) * 1000, 2)
+    except MeshError:
+        took = None
+    return {
+        "peer": info.peer,
+        "address": info.address,
+        "direction": "inbound" if info.inbound else "outbound",
+        "rtt_ms": took,
+        "since_s": round(trio.current_time() - info.since, 1),
+    }
+
+
+def models(heard: Sequence[Heard], own: str) -> list[dict[str, Any]]:
+    by_artifact: dict[ArtifactId, list[Heard]] = {}
+    for h in heard:
+        by_artifact.setdefault(h.offer.contract.artifact, []).append(h)
+    seen = []
+    for artifact, offers in sorted(by_artifact.items()):
+        n_layer = offers[0].offer.contract.n_layer
+        holdings = [h.offer.holding for h in offers]
+        missing = gaps(holdings, n_layer)
+        covered = gaps(missing, n_layer) if missing else [Layers(0, n_layer)]
+        seen.append(
+            {
+                "artifact": artifact,
+                "name": offers[0].offer.name,
+                "architecture": offers[0].offer.contract.architecture,
+                "n_layer": n_layer,
+                "covered": [pair(part) for part in covered],
+                "missing": [pair(part) for part in missing],
+                "holders": [{"peer": h.offer.node, "layers": pair(h.offer.holding)} for h in offers],
+                "local": any(h.offer.node == own for h in offers),
+            }
+        )
+    return seen
+
+
+def route(artifact: ArtifactId, heard: Sequence[Heard]) -> dict[str, Any]:
+    """The route that would be tried first, and what is said of every candidate."""
+    contract = heard[0].offer.contract
+    hops, tried, at = [], [], 0
+    while at < contract.n_layer:
+        verdicts = [choose.judge(h, at, contract, 0, ()) for h in heard]
+        tried += [(at, v) for v in verdicts]
+        best = choose.rank(verdicts)
+        if not best:
+            break
+        offer = best[0].offer
+        end = offer.holding.end
+        hops.append({"peer": offer.node, "holding": pair(offer.holding), "effective": [at, end]})
+        at = end
+    return {
+        "artifact": artifact,
+        "name": heard[0].offer.name,
+        "n_layer": contract.n_layer,
+        "complete": at == contract.n_layer,
+        "hops": hops,
+        "missing": [pair(part) for part in choose.missing((h.offer for h in heard), contract.n_layer)],
+        "candidates": [
+            {
+                "peer": v.heard.offer.node,
+                "layer": layer,
+                "holding": pair(v.heard.offer.holding),
+                "usable": v.usable,
+                "reason": v.reason,
+                "cost_ms": round(v.heard.cost * 1000, 2),
+            }
+            for layer, v in tried
+        ],
+    }
+
+
+def event(event: Event) -> dict[str, Any]:
+    if isinstance(event, Token):
+        return {"event": "token", "id": event.id, "text": event.text}
+    if isinstance(event, Routed):
+        return {"event": "route", "route": [hop(lease) for lease in event.leases], "prompt_tokens": len(event.prompt)}
+    return {"event": "done", "result": done(event)}
+
+
+def hop(lease: Lease) -> dict[str, Any]:
+    return {
+        "hop": lease.hop,
+        "peer": lease.node,
+        "holding": pair(lease.holding),
+        "effective": pair(lease.effective),
+        "epoch": lease.epoch,
+    }
+
+
+def done(answer: Done) -> dict[str, Any]:
+    made, asked = len(answer.ids), len(answer.prompt)
+    return {
+        "text": answer.text,
+        "token_ids": list(answer.ids),
+        "prompt_token_ids": list(answer.prompt),
+        "finish_reason": answer.finish,
+        "usage": {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made},
+        "route": [hop(lease) for lease in answer.leases],
+        "timing": {
+            "ttft_s": round(answer.ttft_s, 4),
+            "prefill_tok_s": round(asked / answer.ttft_s, 2) if answer.ttft_s > 0 else None,
+            "decode_tok_s": round((made - 1) / answer.decode_s, 2) if made > 1 and answer.decode_s > 0 else None,
+        },
+        "receipts": [
+            {
+                "work": receipt.work.hex(),
+                "node": receipt.node,
+                "hop": receipt.hop,
+                "effective": pair(receipt.effective),
+                "positions": receipt.positions,
+                "steps": receipt.steps,
+                "compute_ms": round(receipt.compute / 1000, 2),
+                "raw": signed.raw.hex(),
+                "signature": signed.signature.hex(),
+            }
+            for receipt, signed in zip(answer.receipts, answer.statements, strict=True)
+        ],
+        "accepted": {"raw": answer.acceptance.raw.hex(), "signature": answer.acceptance.signature.hex()},
+    }
