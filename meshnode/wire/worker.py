@@ -1,0 +1,538 @@
+"""Frames between a node and its worker: bytes <-> frozen messages, as protocol/05-worker.md says. Pure.
+
+    u32 body length | u16 kind | u16 reserved, 0 | u64 request id | body          (little-endian)
+
+encode() gives the parts of one frame, FrameReader cuts a stream into (kind, request id, body), decode() gives the
+message of a body. What does not fit raises MeshError bad_frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import MeshError
+
+Buffer = bytes | bytearray | memoryview
+
+VERSION = 1
+HEADER = struct.Struct("<IHHQ")
+UNLOADED_BOUND = 64 << 10  # of a body before LOADED: a LOAD with the longest path fits
+TEXT_BOUND = 1 << 20  # least bound of a body after it: a long text to tokenize
+SLACK = 64 << 10  # fixed fields beside the largest array
+BODY_CAP = 1 << 30  # whatever a model claims
+MAX_PIECES = 4096  # ids of one PIECES, so that its reply is bounded
+KEEP_ALL = 0xFFFFFFFF  # the only value of a step's `keep` today
+INVARIANT, FAST = 0, 1
+
+
+def request_bound(n_embd: int, n_ctx: int, max_step: int) -> int:
+    """Longest body of a request once a model is loaded, in bytes."""
+    return min(max(TEXT_BOUND, 4 * max_step * n_embd, 4 * n_ctx) + SLACK, BODY_CAP)
+
+
+def reply_bound(n_embd: int, n_ctx: int, max_step: int) -> int:
+    """Longest body of a reply: a byte of text makes at most one token id of four bytes."""
+    return 4 * request_bound(n_embd, n_ctx, max_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """path of the node's open descriptor, the file's stamp (as artifact.files.FileStamp), what to hold and how.
+
+    layers: half-open; (0, -1) is every layer. n_ctx: positions a session; max_step: positions a step.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    layers: tuple[int, int]
+    n_sessions: int
+    n_ctx: int
+    max_step: int
+    n_threads: int
+    numerics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tail chooses tokens. Every default is neutral: greedy, nothing filtered, nothing penalised.
+
+    temperature 0: the highest logit, the lowest id among equals. top_k 0: off. repeat_last_n: the window of all three
+    penalties, in tokens (0 none, 2^32 - 1 the whole history). Filters: penalties, top_k, top_p, min_p, temperature.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A session under a handle that the node chose; prompt: the ids of its history, which a tail needs."""
+
+    handle: int
+    sampling: Sampling = Sampling()
+    prompt: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """n consecutive positions through layers, the effective range: tokens at 0, else residual [n, n_embd] f32 LE."""
+
+    handle: int
+    first_pos: int
+    layers: tuple[int, int]
+    sample: bool = False
+    tokens: tuple[int, ...] | None = None
+    residual: Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    handle: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Either text with its flags, or messages: (role, content) pairs for the model's chat template."""
+
+    text: str | None = None
+    add_special: bool = False
+    parse_special: bool = False
+    messages: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    version: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the worker read back from the engine; the fields are those of native/stage.h. Sizes in bytes."""
+
+    architecture: str
+    layers: tuple[int, int]
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_sessions: int
+    n_ctx: int
+    max_step: int
+    has_template: bool
+    tensor_bytes: int
+    kv_bytes: int
+    recipe: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token after the last position pushed, its bytes (none for a control token), whether it ends the text."""
+
+    token: int
+    piece: bytes
+    is_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """residual: [n, n_embd] f32 LE, empty at the tail; sampled: at the tail, when it was asked for.
+
+    compute_ns: this step's share, by positions, of the time its batch was computed in, and its own sampling.
+    """
+
+    compute_ns: int
+    residual: bytes = b""
+    sampled: Sampled | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceList:
+    pieces: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    code: str
+    message: str
+
+
+Request = Load | Open | Step | Truncate | Close | Tokenize | Pieces
+Reply = Hello | Loaded | Opened | Stepped | Truncated | Closed | Tokens | PieceList | Error
+Message = Request | Reply
+
+
+class _Body:
+    """Takes fields from a body in order."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.at = 0
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self.raw(layout.size))
+
+    def raw(self, size: int) -> memoryview:
+        end = self.at + size
+        require(end <= len(self.view), "the body ends within a field")
+        taken = self.view[self.at : end]
+        self.at = end
+        return taken
+
+    def count(self, least: int) -> int:
+        """Of items that take at least `least` bytes each: refused before anything is kept for them."""
+        n: int = self.unpack(_U32)[0]
+        require(n * least <= len(self.view) - self.at, "a count is larger than the body")
+        return n
+
+
+def require(holds: bool, fault: str) -> None:
+    if not holds:
+        raise MeshError("bad_frame", fault)
+
+
+_U32 = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    put: Callable[[Any], bytes]
+    take: Callable[[_Body], Any]
+
+
+def _fixed(code: str) -> _Codec:
+    layout = struct.Struct("<" + code)
+    return _Codec(layout.pack, lambda body: body.unpack(layout)[0])
+
+
+def _take_flag(body: _Body) -> bool:
+    byte = body.raw(1)[0]
+    require(byte <= 1, "a flag is neither 0 nor 1")
+    return bool(byte)
+
+
+def _put_blob(data: bytes) -> bytes:
+    return _U32.pack(len(data)) + data
+
+
+def _take_blob(body: _Body) -> bytes:
+    return bytes(body.raw(body.count(1)))
+
+
+def _take_text(body: _Body) -> str:
+    try:
+        return _take_blob(body).decode()
+    except UnicodeDecodeError:
+        raise MeshError("bad_frame", "text is not UTF-8") from None
+
+
+def _put_ids(ids: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<I{len(ids)}i", len(ids), *ids)
+
+
+def _take_ids(body: _Body) -> tuple[int, ...]:
+    n = body.count(4)
+    return struct.unpack(f"<{n}i", body.raw(4 * n))
+
+
+def _list_of(item: _Codec, least: int) -> _Codec:
+    return _Codec(
+        lambda items: b"".join((_U32.pack(len(items)), *map(item.put, items))),
+        lambda body: tuple(item.take(body) for _ in range(body.count(least))),
+    )
+
+
+_LAYERS_STRUCT = struct.Struct("<ii")
+U8, U32, I32, U64, I64, F64 = (_fixed(code) for code in "BIiQqd")
+FLAG = _Codec(struct.Struct("<?").pack, _take_flag)
+BLOB = _Codec(_put_blob, _take_blob)
+TEXT = _Codec(lambda text: _put_blob(text.encode()), _take_text)
+IDS = _Codec(_put_ids, _take_ids)
+BLOBS = _list_of(BLOB, 4)
+LAYERS = _Codec(lambda pair: _LAYERS_STRUCT.pack(*pair), lambda body: body.unpack(_LAYERS_STRUCT))
+CHAT = _list_of(
+    _Codec(lambda pair: TEXT.put(pair[0]) + TEXT.put(pair[1]), lambda body: (_take_text(body), _take_text(body))), 8
+)
+
+_LARGEST = 1e6  # of a sampling parameter, as in native/sample.cpp: far beyond use, keeps every product finite
+
+
+def check_sampling(s: Sampling) -> None:
+    """Raise bad_frame unless the worker takes these parameters."""
+    require(
+        0 <= s.temperature <= _LARGEST
+        and 0 < s.top_p <= 1
+        and 0 <= s.min_p <= 1
+        and 0 < s.repeat_penalty <= _LARGEST
+        and abs(s.presence_penalty) <= _LARGEST
+        and abs(s.frequency_penalty) <= _LARGEST,
+        "a sampling parameter is out of range",
+    )
+
+
+_SAMPLING = struct.Struct("<dIdddIddQ")
+
+
+def _put_sampling(s: Sampling) -> bytes:
+    check_sampling(s)
+    return _SAMPLING.pack(
+        s.temperature, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.repeat_last_n,
+        s.presence_penalty, s.frequency_penalty, s.seed,
+    )  # fmt: skip
+
+
+def _take_sampling(body: _Body) -> Sampling:
+    sampling = Sampling(*body.unpack(_SAMPLING))
+    check_sampling(sampling)
+    return sampling
+
+
+SAMPLING = _Codec(_put_sampling, _take_sampling)
+_STEP = struct.Struct("<QiiiI??HI")  # handle, first position, begin, end, keep, sample, input, 0, count
+_STEP_BYTES = _STEP.size
+_STEPPED = struct.Struct("<QB3s")  # compute_ns, output, 0
+_SAMPLED = struct.Struct("<iB3s")  # token, is_end, 0
+_ZEROS = bytes(3)
+
+
+def _encode_step(m: Step) -> list[Buffer]:
+    if m.residual is not None:
+        data = m.residual if isinstance(m.residual, bytes) else memoryview(m.residual).cast("B")
+        require(m.tokens is None and len(data) > 0 and len(data) % 4 == 0, "a residual is rows of f32, without tokens")
+    else:
+        require(bool(m.tokens), "a step carries tokens or a residual")
+        data = struct.pack(f"<{len(m.tokens or ())}i", *(m.tokens or ()))
+    is_residual = m.residual is not None
+    start = _STEP.pack(m.handle, m.first_pos, *m.layers, KEEP_ALL, m.sample, is_residual, 0, len(data) // 4)
+    return [start, data]
+
+
+def _decode_step(body: _Body) -> Step:
+    fixed = body.raw(_STEP_BYTES - 4)
+    handle, first, begin, end, keep, sample, which, reserved = struct.unpack("<QiiiIBBH", fixed)
+    require(keep == KEEP_ALL and reserved == 0, "a reserved field is set")
+    require(sample <= 1 and which <= 1, "a flag is neither 0 nor 1")
+    n = body.count(4)
+    require(n > 0, "a step without positions")
+    data = body.raw(4 * n)
+    ids = None if which else struct.unpack(f"<{n}i", data)
+    return Step(handle, first, (begin, end), bool(sample), ids, bytes(data) if which else None)
+
+
+def _encode_stepped(m: Stepped) -> list[Buffer]:
+    if m.sampled is not None:
+        s = m.sampled
+        sampled = _SAMPLED.pack(s.token, s.is_end, _ZEROS) + _put_blob(s.piece)
+        return [_STEPPED.pack(m.compute_ns, 2, _ZEROS) + sampled]
+    if m.residual:
+        return [_STEPPED.pack(m.compute_ns, 1, _ZEROS) + _U32.pack(len(m.residual) // 4), m.residual]
+    return [_STEPPED.pack(m.compute_ns, 0, _ZEROS)]
+
+
+def _decode_stepped(body: _Body) -> Stepped:
+    compute_ns, which, zeros = body.unpack(_STEPPED)
+    require(which <= 2, "the kind of output is unknown")
+    require(zeros == _ZEROS, "a reserved field is not 0")
+    if which == 1:
+        n = body.count(4)
+        require(n > 0, "a residual without positions")
+        return Stepped(compute_ns, bytes(body.raw(4 * n)))
+    if which == 2:
+        token, is_end, zeros = body.unpack(_SAMPLED)
+        require(zeros == _ZEROS, "a reserved field is not 0")
+        require(is_end <= 1, "a flag is neither 0 nor 1")
+        return Stepped(compute_ns, sampled=Sampled(token, _take_blob(body), bool(is_end)))
+    return Stepped(compute_ns)
+
+
+def _encode_tokenize(m: Tokenize) -> list[Buffer]:
+    chat = m.text is None
+    require(bool(m.messages) if chat else not m.messages, "either a text or messages")
+    require(not (chat and (m.add_special or m.parse_special)), "flags of a text in a chat")
+    flags = struct.pack("<???B", chat, m.add_special, m.parse_special, 0)
+    return [flags + (CHAT.put(m.messages) if chat else TEXT.put(m.text))]
+
+
+def _decode_tokenize(body: _Body) -> Tokenize:
+    chat, add_special, parse_special = (_take_flag(body) for _ in range(3))
+    require(body.raw(1)[0] == 0, "a reserved field is not 0")
+    if not chat:
+        return Tokenize(_take_text(body), add_special, parse_special)
+    require(not (add_special or parse_special), "flags of a text in a chat")
+    messages = CHAT.take(body)
+    require(bool(messages), "a chat without messages")
+    return Tokenize(None, messages=messages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    number: int
+    message: type[Message]
+    fields: dict[str, _Codec] = field(default_factory=dict)  # in order; unless the two functions below say more
+    encode: Callable[[Any], list[Buffer]] | None = None
+    decode: Callable[[_Body], Message] | None = None
+
+
+_KINDS = (
+    _Kind(1, Load, {
+        "path": TEXT, "device": U64, "inode": U64, "size": U64, "mtime_ns": I64, "ctime_ns": I64, "layers": LAYERS,
+        "n_sessions": U32, "n_ctx": U32, "max_step": U32, "n_threads": U32, "numerics": U8,
+    }),
+    _Kind(2, Open, {"handle": U64, "sampling": SAMPLING, "prompt": IDS}),
+    _Kind(3, Step, encode=_encode_step, decode=_decode_step),
+    _Kind(4, Truncate, {"handle": U64, "keep": U32}),
+    _Kind(5, Close, {"handle": U64}),
+    _Kind(6, Tokenize, encode=_encode_tokenize, decode=_decode_tokenize),
+    _Kind(7, Pieces, {"ids": IDS}),
+    _Kind(0x80, Hello, {"version": U32, "engine": TEXT}),
+    _Kind(0x81, Loaded, {
+        "architecture": TEXT, "layers": LAYERS, "n_layer": I32, "n_embd": I32, "n_vocab": I32, "n_ctx_train": I32,
+        "n_sessions": U32, "n_ctx": U32, "max_step": U32, "has_template": FLAG, "tensor_bytes": U64, "kv_bytes": U64,
+        "recipe": TEXT, "fingerprint": TEXT,
+    }),
+    _Kind(0x82, Opened),
+    _Kind(0x83, Stepped, encode=_encode_stepped, decode=_decode_stepped),
+    _Kind(0x84, Truncated),
+    _Kind(0x85, Closed),
+    _Kind(0x86, Tokens, {"ids": IDS}),
+    _Kind(0x87, PieceList, {"pieces": BLOBS}),
+    _Kind(0xFF, Error, {"code": TEXT, "message": TEXT}),
+)  # fmt: skip
+_BY_CLASS = {kind.message: kind for kind in _KINDS}
+_BY_NUMBER = {kind.number: kind for kind in _KINDS}
+# native/frames.h has the same limits for a LOAD, each with its reason.
+_LOAD_LIMITS = {"n_sessions": 256, "n_ctx": 1 << 24, "max_step": 1 << 16, "n_threads": 1024}
+
+
+def _check(message: Message) -> None:
+    if isinstance(message, Load):
+        for name, most in _LOAD_LIMITS.items():
+            require(1 <= getattr(message, name) <= most, f"{name} is out of range")
+        require(message.numerics in (INVARIANT, FAST), "numerics is unknown")
+    elif isinstance(message, Pieces):
+        require(len(message.ids) <= MAX_PIECES, "too many ids")
+
+
+def encode(message: Message, request_id: int) -> list[Buffer]:
+    """The parts of one frame, in order, to be written together; a residual is a part of its own and not copied."""
+    kind = _BY_CLASS[type(message)]
+    try:
+        if kind.encode:
+            parts = kind.encode(message)
+        else:
+            _check(message)
+            parts = [b"".join([codec.put(getattr(message, name)) for name, codec in kind.fields.items()])]
+        length = sum(map(len, parts))
+        parts[0] = HEADER.pack(length, kind.number, 0, request_id) + parts[0]
+    except (struct.error, UnicodeEncodeError) as error:
+        raise MeshError("bad_frame", f"a field does not fit its place in {kind.message.__name__}: {error}") from None
+    return parts
+
+
+def decode(kind: int, body: Buffer) -> Message:
+    """The message of a whole body of that kind; it keeps nothing of the buffer. Raises MeshError bad_frame."""
+    known = _BY_NUMBER.get(kind)
+    if known is None:
+        raise MeshError("bad_frame", f"unknown kind {kind}")
+    taken = _Body(memoryview(body))
+    if known.decode:
+        message = known.decode(taken)
+    else:
+        message = known.message(*(codec.take(taken) for codec in known.fields.values()))
+        _check(message)
+    require(taken.at == len(taken.view), "bytes follow the last field")
+    return message
+
+
+class FrameReader:
+    """Cuts a stream into frames without copying it twice.
+
+    space() is a buffer to read into; received(n), called when n bytes of it were filled, yields every whole frame as
+    (kind, request id, body). A body is valid until the next space(). max_body bounds every body, in bytes, and may be
+    raised. A header that is out of bounds raises MeshError bad_frame: framing is lost.
+    """
+
+    def __init__(self, max_body: int = UNLOADED_BOUND) -> None:
+        self.max_body = max_body
+        self._buffer = bytearray(256 << 10)  # the residual of a prompt chunk of a small model fits
+        self._start = self._end = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._end > self._start
+
+    def space(self) -> memoryview:
+        have = self._end - self._start
+        need = HEADER.size + (self._header()[0] if have >= HEADER.size else 0)
+        if need > len(self._buffer):
+            old, self._buffer = self._buffer, bytearray(need)
+            self._buffer[:have] = memoryview(old)[self._start : self._end]
+            self._start, self._end = 0, have
+        elif self._start:
+            self._buffer[:have] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, have
+        return memoryview(self._buffer)[self._end :]
+
+    def received(self, n: int) -> Iterator[tuple[int, int, memoryview]]:
+        self._end += n
+        while self._end - self._start >= HEADER.size:
+            length, kind, request_id = self._header()
+            end = self._start + HEADER.size + length
+            if self._end < end:
+                return
+            body = memoryview(self._buffer)[self._start + HEADER.size : end]
+            self._start = end
+            yield kind, request_id, body
+
+    def _header(self) -> tuple[int, int, int]:
+        length, kind, reserved, request_id = HEADER.unpack_from(self._buffer, self._start)
+        require(reserved == 0, "the reserved field of a header is not 0")
+        require(length <= self.max_body, f"a body of {length} bytes is over the bound of {self.max_body}")
+        return length, kind, request_id

@@ -1,0 +1,152 @@
+// What waits for the worker's one compute loop, in the order in which it may be done.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "frames.h"
+
+namespace meshnode {
+
+constexpr size_t kMaxJobs  = 1024;      // four for each of 256 sessions
+constexpr size_t kMaxBytes = 64 << 20;  // of waiting frames; the pipe then holds the node back
+
+// A request that is answered with an error and nothing else.
+struct Refused {
+    std::string code, message;
+};
+
+struct Job {
+    uint64_t id = 0;
+    Frame    frame;  // owns what a Push points into
+    std::variant<Refused, Request> work;
+
+    Push *     push();
+    Truncate * truncate();
+};
+
+// Two lanes. Requests that no running session waits in (open, close, tokenize, ...) go first, so that a cancel or
+// a prompt to tokenize does not wait behind the steps of others; steps and truncations keep their order.
+class Queue {
+  public:
+    // Waits while the queue is full. A Close cancels what waits for its handle.
+    void push(Job && job);
+    void finish();  // nothing more will come
+
+    // What to do next: one job, or several steps that can be one batch: one effective range, one step a handle,
+    // sizes that add up to at most most_positions. Empty when finished and drained.
+    std::vector<Job> next(uint32_t most_positions, uint32_t n_embd);
+
+  private:
+    std::vector<Job> take_batch(uint32_t most_positions, uint32_t n_embd);
+
+    std::mutex mutex_;
+    std::condition_variable not_empty_, not_full_;
+    std::deque<Job> control_, steps_;
+    size_t bytes_    = 0;
+    bool   finished_ = false;
+};
+
+// ---- how
+
+inline bool same(const Layers & a, const Layers & b) {
+    return a.begin == b.begin && a.end == b.end;
+}
+
+template <class T> T * request(Job & job) {
+    auto * any = std::get_if<Request>(&job.work);
+    return any ? std::get_if<T>(any) : nullptr;
+}
+
+// Positions of a push; a residual is [n, n_embd].
+inline size_t positions(const Push & push, uint32_t n_embd) {
+    return push.tokens.empty() ? push.residual.size() / n_embd : push.tokens.size();
+}
+
+inline Push * Job::push() {
+    return request<Push>(*this);
+}
+
+inline Truncate * Job::truncate() {
+    return request<Truncate>(*this);
+}
+
+inline void Queue::push(Job && job) {
+    std::unique_lock lock(mutex_);
+    not_full_.wait(lock, [&] { return control_.size() + steps_.size() < kMaxJobs && bytes_ < kMaxBytes; });
+    bytes_ += job.frame.length;
+    if (const auto * close = request<Close>(job)) {
+        std::deque<Job> others;
+        for (Job & waiting : steps_) {
+            const uint64_t handle = waiting.push() ? waiting.push()->handle : waiting.truncate()->handle;
+            if (handle == close->handle) {
+                waiting.work = Refused{"cancelled", "the session was closed"};
+                control_.push_back(std::move(waiting));
+            } else {
+                others.push_back(std::move(waiting));
+            }
+        }
+        steps_ = std::move(others);
+    }
+    (job.push() || job.truncate() ? steps_ : control_).push_back(std::move(job));
+    not_empty_.notify_one();
+}
+
+inline void Queue::finish() {
+    std::lock_guard lock(mutex_);
+    finished_ = true;
+    not_empty_.notify_one();
+}
+
+inline std::vector<Job> Queue::next(uint32_t most_positions, uint32_t n_embd) {
+    std::unique_lock lock(mutex_);
+    not_empty_.wait(lock, [&] { return finished_ || !control_.empty() || !steps_.empty(); });
+    std::vector<Job> jobs;
+    if (!control_.empty()) {
+        jobs.push_back(std::move(control_.front()));
+        control_.pop_front();
+    } else if (!steps_.empty()) {
+        jobs = take_batch(most_positions, n_embd);
+    }
+    for (const Job & job : jobs) {
+        bytes_ -= job.frame.length;
+    }
+    not_full_.notify_one();
+    return jobs;
+}
+
+inline std::vector<Job> Queue::take_batch(uint32_t most_positions, uint32_t n_embd) {
+    std::vector<Job> jobs;
+    jobs.push_back(std::move(steps_.front()));
+    steps_.pop_front();
+    const Push * first = jobs.front().push();
+    if (!first) {
+        return jobs;
+    }
+    const Layers effective = first->effective;
+    size_t total = positions(*first, n_embd);
+    std::unordered_set<uint64_t> passed{first->handle};  // later jobs of these have to wait for the next batch
+    std::deque<Job> left;
+    for (Job & job : steps_) {
+        const Push * push = job.push();
+        const size_t size = push ? positions(*push, n_embd) : 0;
+        const bool   is_new = passed.insert(push ? push->handle : job.truncate()->handle).second;
+        if (push && is_new && same(push->effective, effective) && total + size <= most_positions) {
+            total += size;
+            jobs.push_back(std::move(job));
+        } else {
+            left.push_back(std::move(job));
+        }
+    }
+    steps_ = std::move(left);
+    return jobs;
+}
+
+}  // namespace meshnode

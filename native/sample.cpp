@@ -1,0 +1,140 @@
+#include "sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <unordered_map>
+#include <vector>
+
+#include "stage.h"
+
+namespace meshnode {
+
+namespace {
+
+struct Candidate {
+    int32_t id;
+    double  logit;
+};
+
+// A total order: equal logits are told apart by id, so no result depends on how a sort treats equals.
+bool better(const Candidate & a, const Candidate & b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+bool by_id(const Candidate & a, const Candidate & b) {
+    return a.id < b.id;
+}
+
+std::vector<Candidate> penalised(std::span<const float> logits, std::span<const int32_t> history, const Sampling & s) {
+    std::vector<Candidate> all(logits.size());
+    for (size_t i = 0; i < logits.size(); ++i) {
+        if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
+            throw StageError("bad_activation", "a logit is not finite");
+        }
+        all[i] = {int32_t(i), double(logits[i])};
+    }
+    if (s.repeat_penalty == 1 && s.presence_penalty == 0 && s.frequency_penalty == 0) {
+        return all;
+    }
+    std::unordered_map<int32_t, uint32_t> counts;
+    for (int32_t token : history.last(std::min<size_t>(history.size(), s.repeat_last_n))) {
+        ++counts[token];
+    }
+    for (const auto & [token, count] : counts) {
+        if (token < 0 || size_t(token) >= all.size()) {
+            continue;
+        }
+        double & logit = all[token].logit;
+        logit = logit > 0 ? logit / s.repeat_penalty : logit * s.repeat_penalty;
+        logit -= s.presence_penalty + count * s.frequency_penalty;
+    }
+    return all;
+}
+
+// The smallest prefix of the candidates, best first, that holds top_p of their probability; put in order of id again.
+void keep_nucleus(std::vector<Candidate> & kept, double best, double top_p) {
+    double total = 0;
+    for (const Candidate & c : kept) {
+        total += std::exp(c.logit - best);
+    }
+    // Sorted in growing pieces: a nucleus is mostly a few tokens of a vocabulary of 10^5.
+    size_t sorted = 0, count = 0;
+    double mass = 0;
+    while (count < kept.size() && (count == 0 || mass < top_p * total)) {
+        if (count == sorted) {
+            sorted = std::min(kept.size(), std::max<size_t>(128, 8 * sorted));
+            std::partial_sort(kept.begin() + count, kept.begin() + sorted, kept.end(), better);
+        }
+        mass += std::exp(kept[count++].logit - best);
+    }
+    kept.resize(count);
+    std::sort(kept.begin(), kept.end(), by_id);
+}
+
+}  // namespace
+
+bool Sampling::valid() const {
+    constexpr double kLargest = 1e6;  // far beyond use; keeps every product finite
+    auto within = [](double x, double low, double high) { return x >= low && x <= high; };  // false for NaN
+    return within(temperature, 0, kLargest) && top_p > 0 && within(top_p, 0, 1) && within(min_p, 0, 1) &&
+           repeat_penalty > 0 && within(repeat_penalty, 0, kLargest) &&
+           within(presence_penalty, -kLargest, kLargest) && within(frequency_penalty, -kLargest, kLargest);
+}
+
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> c, std::array<uint32_t, 2> key) {
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t(0xD2511F53) * c[0], b = uint64_t(0xCD9E8D57) * c[2];
+        c = {uint32_t(b >> 32) ^ c[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key[1], uint32_t(a)};
+        key = {key[0] + 0x9E3779B9, key[1] + 0xBB67AE85};
+    }
+    return c;
+}
+
+double uniform(uint64_t seed, uint64_t position) {
+    const auto x = philox({uint32_t(position), uint32_t(position >> 32), 0, 0}, {uint32_t(seed), uint32_t(seed >> 32)});
+    return double((uint64_t(x[1]) << 32 | x[0]) >> 11) * 0x1p-53;
+}
+
+int32_t sample(std::span<const float> logits, std::span<const int32_t> history, const Sampling & s, uint64_t position) {
+    std::vector<Candidate> kept = penalised(logits, history, s);
+    if (kept.empty()) {
+        throw StageError("bad_activation", "there are no logits");
+    }
+    const Candidate best = *std::min_element(kept.begin(), kept.end(), better);
+    if (!std::isfinite(best.logit)) {
+        throw StageError("bad_activation", "no logit is finite");
+    }
+    if (s.temperature == 0) {
+        return best.id;
+    }
+    if (s.top_k > 0 && s.top_k < kept.size()) {
+        std::nth_element(kept.begin(), kept.begin() + s.top_k, kept.end(), better);
+        kept.resize(s.top_k);
+        std::sort(kept.begin(), kept.end(), by_id);
+    }
+    if (s.top_p < 1) {
+        keep_nucleus(kept, best.logit, s.top_p);
+    }
+    if (s.min_p > 0) {
+        std::erase_if(kept, [&](const Candidate & c) { return std::exp(c.logit - best.logit) < s.min_p; });
+    }
+    // Summed and drawn in order of id: a fixed order that needs no sort when nothing is filtered.
+    double total = 0;
+    for (Candidate & c : kept) {
+        c.logit = std::exp((c.logit - best.logit) / s.temperature);
+        total += c.logit;
+    }
+    const double target = uniform(s.seed, position) * total;
+    double sum = 0;
+    for (const Candidate & c : kept) {
+        sum += c.logit;
+        if (sum > target) {
+            return c.id;
+        }
+    }
+    return best.id;  // unreachable but for rounding at the very end of the sum
+}
+
+}  // namespace meshnode

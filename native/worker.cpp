@@ -1,0 +1,379 @@
+// The worker: one process around one Stage. Requests on stdin, replies on stdout, logs on stderr.
+//
+// A reader thread parses frames into a queue; this thread alone touches the Stage and writes replies, so a slot is
+// freed only between computations.
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "frames.h"
+#include "queue.h"
+#include "sample.h"
+#include "stage.h"
+
+#ifndef MESHNODE_ENGINE
+#define MESHNODE_ENGINE "unknown"
+#endif
+
+namespace meshnode {
+namespace {
+
+constexpr int kExitFramingLost = 3;
+constexpr int kExitSetup       = 4;
+
+template <class... F> struct Overloaded : F... {
+    using F::operator()...;
+};
+
+uint64_t now_ns() {
+    return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+// Refuses unless path is, at this moment, the very state of the file that the node identified.
+void check_identity(const Load & load) {
+    struct stat s;
+    const int fd = ::open(load.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const bool known = fd >= 0 && ::fstat(fd, &s) == 0;
+    if (fd >= 0) {
+        ::close(fd);
+    }
+    if (!known) {
+        throw StageError("unreadable", "the model's descriptor cannot be opened");
+    }
+    auto ns = [](const timespec & t) { return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec; };
+    if (!S_ISREG(s.st_mode) || uint64_t(s.st_dev) != load.device || uint64_t(s.st_ino) != load.inode ||
+        uint64_t(s.st_size) != load.size || ns(s.st_mtim) != load.mtime_ns || ns(s.st_ctim) != load.ctime_ns) {
+        throw StageError("identity_changed", "the model file is not in the state that was identified");
+    }
+}
+
+struct Session {
+    uint32_t slot = 0;
+    Sampling sampling;
+    std::vector<int32_t> history;  // of the text at positions 0, 1, ...; complete at a tail only
+};
+
+class Worker {
+  public:
+    Worker(int out, std::atomic<uint32_t> & bound) : out_(out), bound_(bound) {}
+
+    void hello() { send(0, Hello{kWorkerVersion, MESHNODE_ENGINE}); }
+
+    void serve(Queue & queue) {
+        while (true) {
+            const Loaded * loaded = stage_ ? &stage_->loaded() : nullptr;
+            std::vector<Job> jobs = queue.next(loaded ? loaded->max_step : 0, loaded ? uint32_t(loaded->n_embd) : 1);
+            if (jobs.empty()) {
+                return;
+            }
+            jobs.front().push() ? run(jobs) : answer(jobs.front());
+        }
+    }
+
+  private:
+    void send(uint64_t id, const Reply & reply) {
+        encode(buffer_, id, reply);
+        if (stage_ && buffer_.size() > kHeaderBytes + 4 * uint64_t(bound_.load())) {
+            encode(buffer_, id, Error{"bad_frame", "the reply would be too long: ask for less at once"});
+        }
+        for (size_t sent = 0; sent < buffer_.size();) {
+            const ssize_t n = ::write(out_, buffer_.data() + sent, buffer_.size() - sent);
+            if (n < 0 && errno != EINTR) {
+                std::_Exit(0);  // the node has gone
+            }
+            sent += n > 0 ? size_t(n) : 0;
+        }
+    }
+
+    // What the work throws becomes the request's answer; nothing that one request asks ends the others.
+    template <class F> void guard(uint64_t id, F && work) {
+        try {
+            work();
+        } catch (const StageError & e) {
+            send(id, Error{e.code, e.what()});
+        } catch (const std::bad_alloc &) {
+            send(id, Error{"out_of_memory", "the worker ran out of memory"});
+        } catch (const std::exception & e) {
+            std::fprintf(stderr, "worker: request %llu: %s\n", (unsigned long long) id, e.what());
+            send(id, Error{"internal", "the worker failed on this request"});
+        }
+    }
+
+    void answer(Job & job) {
+        guard(job.id, [&] {
+            if (const auto * refused = std::get_if<Refused>(&job.work)) {
+                return send(job.id, Error{refused->code, refused->message});
+            }
+            auto & request = std::get<Request>(job.work);
+            if (!stage_ && !std::holds_alternative<Load>(request)) {
+                throw BadFrame("nothing is loaded yet");
+            }
+            send(job.id, std::visit([&](const auto & message) { return handle(message); }, request));
+        });
+    }
+
+    Reply handle(const Load & load) {
+        if (stage_) {
+            throw BadFrame("a model is loaded already");
+        }
+        check_identity(load);
+        auto stage = Stage::open({load.path, load.layers, load.n_sessions, load.n_ctx, load.max_step, load.n_threads, load.numerics});
+        check_identity(load);  // nor did it change while the engine read it
+        const Loaded & loaded = stage->loaded();
+        taken_.assign(loaded.n_sessions, false);
+        bound_ = request_bound(uint64_t(loaded.n_embd), loaded.n_ctx, loaded.max_step);
+        stage_ = std::move(stage);
+        return LoadedReply{loaded};
+    }
+
+    Reply handle(const Open & open) {
+        if (sessions_.contains(open.handle)) {
+            throw BadFrame("the handle is in use");
+        }
+        if (open.prompt.size() > stage_->loaded().n_ctx) {
+            throw StageError("context_exceeded", "the history is longer than the context");
+        }
+        check_tokens(open.prompt);
+        // The lowest free slot: the engine batches sessions only when their slots sit side by side.
+        const auto free = std::find(taken_.begin(), taken_.end(), false);
+        if (free == taken_.end()) {
+            throw StageError("busy", "every session is taken");
+        }
+        const auto slot = uint32_t(free - taken_.begin());
+        stage_->truncate(slot, 0);
+        *free = true;
+        sessions_[open.handle] = {slot, open.sampling, open.prompt};
+        return Opened{};
+    }
+
+    Reply handle(const Close & close) {
+        if (const auto found = sessions_.find(close.handle); found != sessions_.end()) {
+            stage_->truncate(found->second.slot, 0);
+            taken_[found->second.slot] = false;
+            sessions_.erase(found);
+        }
+        return Closed{};  // also when it was closed before: closing twice is no error
+    }
+
+    Reply handle(const Truncate & truncate) {
+        const Session & s = session(truncate.handle);
+        if (truncate.keep > uint32_t(stage_->used(s.slot))) {
+            throw StageError("cache_miss", "fewer positions than that are in the cache");
+        }
+        stage_->truncate(s.slot, int32_t(truncate.keep));
+        return Truncated{};
+    }
+
+    Reply handle(const Tokenize & m) {
+        if (m.chat && !stage_->loaded().has_template) {
+            throw StageError("no_chat_template", "the model has no chat template that can be used");
+        }
+        return Tokens{m.chat ? stage_->tokenize_chat(m.messages) : stage_->tokenize(m.text, m.add_special, m.parse_special)};
+    }
+
+    Reply handle(const Pieces & m) {
+        check_tokens(m.ids);
+        PieceList list;
+        for (int32_t id : m.ids) {
+            list.pieces.push_back(stage_->piece(id));
+        }
+        return list;
+    }
+
+    Reply handle(const Push &) { throw BadFrame("a step by itself"); }  // run() takes them
+
+    Session & session(uint64_t handle) {
+        const auto found = sessions_.find(handle);
+        if (found == sessions_.end()) {
+            throw StageError("unknown_session", "no session of that handle is open");
+        }
+        return found->second;
+    }
+
+    void check_tokens(std::span<const int32_t> ids) {
+        for (int32_t id : ids) {
+            if (id < 0 || id >= stage_->loaded().n_vocab) {
+                throw BadFrame("a token id is outside the vocabulary");
+            }
+        }
+    }
+
+    struct Planned {
+        uint64_t  id;
+        Push *    push;
+        Session * session;
+        Step      step;
+    };
+
+    // Throws what this step alone is to be answered with, before it is put beside others.
+    Planned plan(Job & job) {
+        if (!stage_) {
+            throw BadFrame("nothing is loaded yet");
+        }
+        Push & push = *job.push();
+        Session & s = session(push.handle);
+        const Loaded & loaded = stage_->loaded();
+        if (push.residual.size() % uint32_t(loaded.n_embd) != 0) {
+            throw BadFrame("the residual is no whole number of positions");
+        }
+        const size_t n = positions(push, uint32_t(loaded.n_embd));
+        if (n > loaded.max_step) {
+            throw BadFrame("more positions than a step may carry");
+        }
+        if (push.first_pos < 0) {
+            throw BadFrame("the first position is negative");
+        }
+        if (push.sample && push.effective.end != loaded.n_layer) {
+            throw BadFrame("only the last layer's output can be sampled");
+        }
+        if (push.sample && push.tokens.empty() && s.history.size() < push.first_pos + n) {
+            throw StageError("cache_miss", "the history does not reach the position to sample at");
+        }
+        return {job.id, &push, &s, {s.slot, push.first_pos, push.tokens, push.residual, push.sample}};
+    }
+
+    void run(std::vector<Job> & jobs) {
+        std::vector<Planned> plans;
+        for (Job & job : jobs) {
+            guard(job.id, [&] { plans.push_back(plan(job)); });
+        }
+        std::sort(plans.begin(), plans.end(), [](auto & a, auto & b) { return a.step.slot < b.step.slot; });
+        if (plans.empty() || (plans.size() > 1 && forward(plans, true))) {
+            return;
+        }
+        for (Planned & one : plans) {  // alone, or because one of the batch is at fault
+            forward({&one, 1}, false);
+        }
+    }
+
+    // False when it threw and may be tried again; otherwise every plan has been answered.
+    bool forward(std::span<Planned> plans, bool may_fail) {
+        std::vector<Step> steps;
+        size_t total = 0;
+        const auto n_embd = uint32_t(stage_->loaded().n_embd);
+        for (const Planned & one : plans) {
+            steps.push_back(one.step);
+            total += positions(*one.push, n_embd);
+        }
+        std::vector<StepOutput> outputs;
+        const uint64_t begin = now_ns();
+        try {
+            outputs = stage_->forward(steps, plans[0].push->effective);
+        } catch (const std::exception &) {
+            if (may_fail) {
+                return false;
+            }
+            guard(plans[0].id, [] { throw; });
+            return true;
+        }
+        const uint64_t spent = now_ns() - begin;
+        for (size_t i = 0; i < plans.size(); ++i) {
+            guard(plans[i].id, [&] { finish(plans[i], outputs.at(i), spent * positions(*plans[i].push, n_embd) / total); });
+        }
+        return true;
+    }
+
+    // share: of the batch's time, by positions.
+    void finish(Planned & plan, const StepOutput & output, uint64_t share) {
+        const uint64_t begin = now_ns();
+        auto & history = plan.session->history;
+        const Push & push = *plan.push;
+        if (push.effective.end != stage_->loaded().n_layer) {
+            return send(plan.id, Stepped{share, std::span<const float>(output.residual)});
+        }
+        if (!push.tokens.empty() && history.size() >= size_t(push.first_pos)) {  // what was pushed is the text
+            history.resize(size_t(push.first_pos));
+            history.insert(history.end(), push.tokens.begin(), push.tokens.end());
+        }
+        if (!push.sample) {
+            return send(plan.id, Stepped{share, {}});
+        }
+        // A push that is repeated samples again at its own position, from the same history.
+        const size_t position = size_t(push.first_pos) + positions(push, uint32_t(stage_->loaded().n_embd));
+        if (history.size() < position) {
+            throw StageError("cache_miss", "the history does not reach the position to sample at");
+        }
+        history.resize(position);
+        const int32_t token = sample(output.logits, history, plan.session->sampling, position);
+        history.push_back(token);
+        Sampled sampled{token, stage_->is_end(token), stage_->piece(token)};
+        send(plan.id, Stepped{share + now_ns() - begin, std::move(sampled)});
+    }
+
+    int out_;
+    std::atomic<uint32_t> & bound_;
+    std::unique_ptr<Stage> stage_;
+    std::vector<bool> taken_;  // by slot
+    std::unordered_map<uint64_t, Session> sessions_;
+    std::vector<std::byte> buffer_;
+};
+
+void read_requests(int in, Queue & queue, const std::atomic<uint32_t> & bound) {
+    const ReadSome read = [in](std::byte * into, size_t n) -> size_t {
+        while (true) {
+            const ssize_t got = ::read(in, into, n);
+            if (got >= 0) {
+                return size_t(got);
+            }
+            if (errno != EINTR) {
+                throw FramingLost("stdin cannot be read");
+            }
+        }
+    };
+    try {
+        for (Job job; read_frame(read, bound, job.frame); job = {}) {
+            job.id = job.frame.id;
+            try {
+                job.work = decode_request(job.frame.kind, job.frame.body());
+            } catch (const BadFrame & e) {
+                job.work = Refused{e.code, e.what()};
+            }
+            queue.push(std::move(job));
+        }
+    } catch (const FramingLost & e) {
+        std::fprintf(stderr, "worker: framing lost: %s\n", e.what());
+        std::_Exit(kExitFramingLost);
+    }
+    queue.finish();
+}
+
+}  // namespace
+}  // namespace meshnode
+
+int main() {
+    using namespace meshnode;
+    const rlimit no_core{0, 0};  // a core of gigabytes would keep the pipes open while it is written
+    ::setrlimit(RLIMIT_CORE, &no_core);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::signal(SIGPIPE, SIG_IGN);
+    // The pipes move away from 0 and 1, so that nothing a library prints or reads can break the framing.
+    const int in = ::fcntl(0, F_DUPFD_CLOEXEC, 3), out = ::fcntl(1, F_DUPFD_CLOEXEC, 3);
+    const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (in < 0 || out < 0 || null < 0 || ::dup2(null, 0) < 0 || ::dup2(2, 1) < 0) {
+        std::fprintf(stderr, "worker: stdin, stdout or stderr cannot be used\n");
+        return kExitSetup;
+    }
+    ::close(null);
+    std::atomic<uint32_t> bound = kUnloadedBound;
+    Queue queue;
+    Worker worker(out, bound);
+    worker.hello();
+    std::thread reader([&] { read_requests(in, queue, bound); });
+    worker.serve(queue);
+    reader.join();
+    return 0;
+}

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from fake_worker import fake_worker_binary
+
+from meshnode.worker import FileStamp, LoadSpec
+
+
+@pytest.fixture(scope="session")
+def fake_worker(pytestconfig: pytest.Config) -> Path:
+    assert pytestconfig.cache is not None
+    return fake_worker_binary(pytestconfig.cache.mkdir("native"))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[Callable[..., LoadSpec]]:
+    """Makes a LoadSpec of a toy model: 6 layers, 16 channels, 300 tokens, unless `content` says otherwise."""
+    with ExitStack() as stack:
+
+        def make(content: str = "meshnode-fake 6 16 300", **changes: object) -> LoadSpec:
+            path = tmp_path / "toy.gguf"
+            path.write_text(content)
+            fd = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, fd)
+            return LoadSpec(fd, FileStamp.of(os.fstat(fd)), **changes)  # type: ignore[arg-type]
+
+        yield make

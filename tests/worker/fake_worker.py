@@ -1,0 +1,30 @@
+"""Builds the worker around native/fake_stage.cpp: the real process and framing, a toy in place of the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+NATIVE = Path(__file__).parents[2] / "native"
+SOURCES = ("worker.cpp", "frames.cpp", "sample.cpp", "fake_stage.cpp")
+FLAGS = ("-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", '-DMESHNODE_ENGINE="fake"')
+
+
+def compile_native(folder: Path, name: str, sources: tuple[str, ...], flags: tuple[str, ...] = FLAGS) -> Path:
+    """Compile files of native/ into folder/name-HASH, unless that very thing is there already."""
+    digest = hashlib.sha256(repr((sources, flags)).encode())
+    for path in sorted([*NATIVE.glob("*.cpp"), *NATIVE.glob("*.h")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    binary = folder / f"{name}-{digest.hexdigest()[:16]}"
+    if not binary.exists():
+        unfinished = binary.with_suffix(f".{os.getpid()}")
+        compiler = os.environ.get("CXX", "g++")
+        subprocess.run([compiler, *flags, *(NATIVE / s for s in sources), "-o", unfinished], check=True)
+        unfinished.rename(binary)
+    return binary
+
+
+def fake_worker_binary(folder: Path) -> Path:
+    return compile_native(folder, "meshnode-worker-fake", SOURCES)
