@@ -1,0 +1,277 @@
+"""Kademlia among members: libp2p's server and records, with look-ups of our own.
+
+Faults of stock libp2p 0.8.1 that are cured here, each by a test in tests/net/test_dht.py:
+- find_providers answers from the local store alone, and keeps what it once heard for 48 h: here the network is always
+  asked, nothing that is heard is kept, and records end after RECORD_LIMIT;
+- strangers are asked and enter the routing table: here only members do;
+- ADD_PROVIDER is cut off silently after 10 in 10 s, and never answered for: here the echo is awaited, and the limit
+  fits what a node of several artifacts announces;
+- records do not reach peers that join later: here they are given to each member that joins, and again regularly;
+- 12 streams that say nothing block the server: they have a limit of time;
+- anyone may store values of any name: here there are none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.kad_dht.common import ALPHA, BUCKET_SIZE, PROTOCOL_ID
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.kad_dht.provider_store import ProviderRecord, ProviderStore
+from libp2p.kad_dht.routing_table import RoutingTable
+from libp2p.kad_dht.utils import sort_peer_ids_by_distance
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.records.validator import NamespacedValidator, Validator
+from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
+
+from ..errors import MeshError
+from .identify import remember
+from .swarm import MeshHost
+
+log = logging.getLogger(__name__)
+
+MAX_REPLY = 64 << 10  # bytes: 20 providers and 20 closer peers with 8 addresses each
+QUERY_LIMIT = 3.0  # s for one peer's answer, dialling included
+SERVE_LIMIT = 30.0  # s that a peer may hold one of our server's streams
+SERVE_STREAMS = 64  # at once
+ANNOUNCE_LIMIT = 256  # ADD_PROVIDERs of one peer in 10 s: 17 keys an artifact, on joining and on serving
+RECORD_LIMIT = 900.0  # s a provider record counts; a record is a hint, its provider has to confirm it
+ANNOUNCE_INTERVAL = 300.0  # s between announcements: two may be lost
+MAX_KEYS = 8192  # that we keep records of
+FIRST_REFRESH, LAST_REFRESH = 0.5, 60.0  # s between looking for members around us; doubles from one to the other
+
+
+class MeshDht:
+    def __init__(self, host: MeshHost, is_member: Callable[[str], bool], *, diverse: bool) -> None:
+        """diverse: members may be strangers to each other, so that few of one network enter a bucket."""
+        self._host = host
+        self._own = host.get_id()
+        validator = NamespacedValidator({"mesh": _NoValues()}, strict_validation=True)
+        self._kad = KadDHT(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
+        subnet_limit = None if diverse else 0
+        self.table = self._kad.routing_table = MemberTable(
+            self._own, host, is_member, max_peers_per_subnet=subnet_limit
+        )
+        self.records = self._kad.provider_store = Records(host)
+        self._kad._provider_rate_max = ANNOUNCE_LIMIT
+        self._kad._inbound_limiter = trio.CapacityLimiter(SERVE_STREAMS)
+        host.set_stream_handler(PROTOCOL_ID, self._serve)
+        self._keys: set[bytes] = set()
+        self._changed = trio.Event()
+
+    async def _serve(self, stream: INetStream) -> None:
+        with trio.move_on_after(SERVE_LIMIT):
+            await self._kad.handle_stream(stream)
+
+    async def run(self) -> None:
+        """Keeps the table and the records fresh."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._refresh)
+            nursery.start_soon(self._announce)
+
+    async def _refresh(self) -> None:
+        pause = FIRST_REFRESH
+        while True:
+            await self._changed.wait()  # nobody to ask before the first member
+            await trio.sleep(pause)
+            pause = min(2 * pause, LAST_REFRESH)
+            await self._walk(self._own.to_bytes(), self._find_node(self._own.to_bytes()))
+
+    async def _announce(self) -> None:
+        while True:
+            await trio.sleep(ANNOUNCE_INTERVAL)
+            self.records.drop_old()
+            for key in tuple(self._keys):
+                await self._publish(key)
+
+    async def joined(self, peer: str) -> None:
+        """A member whose addresses are known: it enters the table, and is given what it should keep of ours."""
+        member = ID.from_base58(peer)
+        await self.table.add_peer(member)
+        self._changed.set()
+        near = [key for key in self._keys if member in self.table.find_local_closest_peers(key, BUCKET_SIZE)]
+        if near:
+            await self._give(member, near)
+
+    def lost(self, peer: str) -> None:
+        self.table.remove_peer(ID.from_base58(peer))
+
+    # -- what the network offers
+
+    async def provide(self, key: bytes) -> None:
+        """Announces this node under a key, now and until the node ends."""
+        record = record_key(key)
+        self._keys.add(record)
+        self.records.add_provider(record, PeerInfo(self._own, self._host.get_addrs()))
+        await self._publish(record)
+
+    def withdraw(self, key: bytes) -> None:
+        """Announces it no longer; what others keep of it ends by itself."""
+        self._keys.discard(record_key(key))
+        self.records.forget(record_key(key), str(self._own))
+
+    async def find(self, key: bytes, timeout: float) -> list[str]:
+        """Ids of peers announced under a key, this node included; those found when the time is over."""
+        record = record_key(key)
+        found = {str(info.peer_id): None for info in self.records.get_providers(record)}
+
+        async def ask(peer: ID) -> list[ID]:
+            reply = await self._query(peer, Message(type=Message.GET_PROVIDERS, key=record))
+            found.update(dict.fromkeys(map(str, self._learn(reply.providerPeers))))
+            return self._learn(reply.closerPeers)
+
+        with trio.move_on_after(timeout):
+            await self._walk(record, ask)
+        return list(found)
+
+    async def locate(self, peer: str) -> None:
+        """Looks for the addresses of a peer, which go to the address book."""
+        wanted = ID.from_base58(peer).to_bytes()
+        await self._walk(wanted, self._find_node(wanted))
+
+    # -- look-ups
+
+    async def _walk(self, target: bytes, ask: Callable[[ID], Awaitable[list[ID]]]) -> list[ID]:
+        """Asks the members closest to a target, and closer ones that they name; gives who answered, closest first."""
+        known: set[ID] = set(self.table.get_peer_ids())
+        asked: set[ID] = set()
+        answered: set[ID] = set()
+
+        async def one(peer: ID) -> None:
+            try:
+                known.update(await ask(peer))
+                answered.add(peer)
+            except MeshError as error:
+                log.debug("look-up: %s", error)
+
+        while True:
+            failed = asked - answered
+            closest: list[ID] = sort_peer_ids_by_distance(target, list(known - failed - {self._own}))[:BUCKET_SIZE]
+            batch = [peer for peer in closest if peer not in asked][:ALPHA]
+            if not batch:
+                return closest
+            asked.update(batch)
+            async with trio.open_nursery() as nursery:
+                for peer in batch:
+                    nursery.start_soon(one, peer)
+
+    def _find_node(self, target: bytes) -> Callable[[ID], Awaitable[list[ID]]]:
+        async def ask(peer: ID) -> list[ID]:
+            return self._learn((await self._query(peer, Message(type=Message.FIND_NODE, key=target))).closerPeers)
+
+        return ask
+
+    def _learn(self, peers: Iterable[Message.Peer]) -> list[ID]:
+        """The ids in an answer; addresses of those that we have no connection to are kept."""
+        found = []
+        for peer in list(peers)[: 2 * BUCKET_SIZE]:
+            peer_id = ID(peer.id)
+            if peer_id != self._own and len(peer.id) <= 64:
+                if not self._host.get_network().get_connections(peer_id):
+                    remember(self._host.get_peerstore(), peer_id, list(peer.addrs))
+                found.append(peer_id)
+        return found
+
+    async def _publish(self, record: bytes) -> None:
+        async def ask(peer: ID) -> list[ID]:
+            reply = await self._query(peer, Message(type=Message.GET_PROVIDERS, key=record))
+            return self._learn(reply.closerPeers)
+
+        closest = await self._walk(record, ask)
+        async with trio.open_nursery() as nursery:
+            for peer in closest:
+                nursery.start_soon(self._give, peer, [record])
+
+    async def _give(self, peer: ID, records: list[bytes]) -> None:
+        own = Message.Peer(id=self._own.to_bytes(), addrs=[a.to_bytes() for a in self._host.get_addrs()])
+        try:
+            for record in records:
+                await self._query(peer, Message(type=Message.ADD_PROVIDER, key=record, providerPeers=[own]))
+        except MeshError as error:
+            log.info("%s does not keep a record: %s", peer, error)
+
+    async def _query(self, peer: ID, message: Message) -> Message:
+        """One question on a stream of its own. MeshError unreachable for whatever goes wrong."""
+        raw = message.SerializeToString()
+        reply = Message()
+        try:
+            with trio.fail_after(QUERY_LIMIT):
+                stream = await self._host.new_stream(peer, [PROTOCOL_ID])
+                try:
+                    await stream.muxed_stream.write(encode_uvarint(len(raw)) + raw)
+                    answer = await read_varint_prefixed_bytes_limited(stream.muxed_stream, MAX_REPLY)
+                finally:
+                    stream.muxed_stream.close_now()
+                    stream.swarm_conn.remove_stream(stream)
+            reply.ParseFromString(answer)
+            if reply.type != message.type:
+                raise ValueError("an answer to something else")
+        except (BaseLibp2pError, OSError, trio.TooSlowError, ValueError) as error:
+            raise MeshError("unreachable", f"{peer} does not answer: {error!r}") from error
+        return reply
+
+
+class MemberTable(RoutingTable):  # type: ignore[misc]
+    """A routing table that only members enter."""
+
+    def __init__(self, own: ID, host: MeshHost, is_member: Callable[[str], bool], **limits: int | None) -> None:
+        super().__init__(own, host, **limits)
+        self._is_member = is_member
+
+    async def add_peer(self, peer_obj: PeerInfo | ID, *, skip_server_mode_check: bool = False) -> bool:
+        peer = peer_obj.peer_id if isinstance(peer_obj, PeerInfo) else peer_obj
+        if not self._is_member(str(peer)):
+            return False
+        return await super().add_peer(peer_obj, skip_server_mode_check=True)
+
+
+class Records(ProviderStore):  # type: ignore[misc]
+    """Provider records that end after RECORD_LIMIT, of at most MAX_KEYS keys."""
+
+    def __init__(self, host: MeshHost) -> None:
+        super().__init__(host)
+
+    def add_provider(self, key: bytes, provider: PeerInfo) -> None:
+        if key in self.providers or len(self.providers) < MAX_KEYS:
+            super().add_provider(key, provider)
+
+    def get_providers(self, key: bytes) -> list[PeerInfo]:
+        return [record.provider_info for record in self.providers.get(key, {}).values() if self._counts(record)]
+
+    def _counts(self, record: ProviderRecord) -> bool:
+        return bool(record.peer_id == self.local_peer_id or time.time() - record.timestamp < RECORD_LIMIT)
+
+    def drop_old(self) -> None:
+        for key, records in list(self.providers.items()):
+            for peer, record in list(records.items()):
+                if not self._counts(record):
+                    self.forget(key, peer)
+
+    def forget(self, key: bytes, peer: str) -> None:
+        records = self.providers.get(key, {})
+        records.pop(peer, None)
+        if not records:
+            self.providers.pop(key, None)
+
+
+class _NoValues(Validator):  # type: ignore[misc]
+    """The mesh keeps no values in its DHT: what is signed is pulled from who signed it."""
+
+    def validate(self, key: str, value: bytes) -> None:
+        raise ValueError("this mesh keeps no values")
+
+    def select(self, key: str, values: list[bytes]) -> int:
+        raise ValueError("this mesh keeps no values")
+
+
+def record_key(key: bytes) -> bytes:
+    """The multihash under which Kademlia keeps records of a key."""
+    return b"\x12\x20" + hashlib.sha256(key).digest()
