@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from ..errors import MeshError
 from ..ids import Layers
@@ -140,6 +140,7 @@ def field(key: int, kind: Kind, default: Any = MISSING) -> Any:
 _BY_TYPE: dict[int, type] = {}
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(number: int) -> Callable[[type[M]], type[M]]:
     """Makes a class a message of its own: frozen, and named by a number on the wire."""
 

@@ -1,0 +1,88 @@
+"""The table of leases, and the book."""
+
+import itertools
+
+import pytest
+
+from meshnode.config import LEASE_IDLE_S
+from meshnode.errors import MeshError
+from meshnode.ids import SessionId
+from meshnode.route.lease import Event, LeaseBook, State, after
+
+A, B = SessionId(b"a" * 16), SessionId(b"b" * 16)
+ALLOWED = {
+    (State.RESERVED, Event.SIGN): State.READY,
+    (State.READY, Event.PUSH): State.RUNNING,
+    (State.READY, Event.RENEW): State.READY,
+    (State.RUNNING, Event.PUSH): State.RUNNING,
+    (State.RUNNING, Event.RENEW): State.RUNNING,
+    (State.RESERVED, Event.LAPSE): State.CLOSED,
+    (State.READY, Event.LAPSE): State.CLOSED,
+    (State.RUNNING, Event.LAPSE): State.CLOSED,
+    (State.RESERVED, Event.CLOSE): State.CLOSED,
+    (State.READY, Event.CLOSE): State.CLOSED,
+    (State.RUNNING, Event.CLOSE): State.CLOSED,
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+def test_the_table_is_whole_and_nothing_else_is_allowed(state: State, event: Event) -> None:
+    if (state, event) in ALLOWED:
+        assert after(state, event) is ALLOWED[state, event]
+    else:
+        with pytest.raises(MeshError):
+            after(state, event)
+
+
+def code(call: object, *args: object, **kwargs: object) -> str:
+    with pytest.raises(MeshError) as refused:
+        call(*args, **kwargs)  # type: ignore[operator]
+    return refused.value.code
+
+
+def test_places_are_counted_and_given_back() -> None:
+    book = LeaseBook(1, ttl=30)
+    book.reserve(A, 1, 0.0, within=5)
+    assert book.free == 0
+    assert code(book.reserve, B, 1, 0.0, within=5) == "busy"
+    book.apply(A, 1, Event.CLOSE, 1.0)
+    book.reserve(B, 1, 1.0, within=5)
+
+
+def test_an_epoch_that_has_run_is_never_leased_again() -> None:
+    book = LeaseBook(2, ttl=30)
+    book.reserve(A, 2, 0.0, within=5)
+    book.apply(A, 2, Event.SIGN, 0.0)
+    book.apply(A, 2, Event.PUSH, 0.0)
+    book.apply(A, 2, Event.CLOSE, 0.0)
+    for epoch in (1, 2):
+        assert code(book.reserve, A, epoch, 1.0, within=5) == "stale_epoch"
+        assert code(book.find, A, epoch) == "stale_epoch"
+    book.reserve(A, 3, 1.0, within=5)
+    assert code(book.find, B, 1) == "unknown_session"
+
+
+def test_an_attempt_that_was_given_up_may_be_made_again() -> None:
+    book = LeaseBook(2, ttl=30)
+    book.reserve(A, 1, 0.0, within=5)
+    assert book.idle(A) is None
+    book.apply(A, 1, Event.SIGN, 0.0)
+    assert book.idle(A)
+    book.apply(A, 1, Event.LAPSE, 0.0)
+    book.reserve(A, 1, 0.0, within=5)
+
+
+def test_time_runs_out_without_prefill_and_without_renewal() -> None:
+    book = LeaseBook(2, ttl=30)
+    book.reserve(A, 1, 0.0, within=5)
+    assert [held.session for held in book.lapsed(5.0)] == [A]
+    book.apply(A, 1, Event.SIGN, 1.0)
+    assert not book.lapsed(LEASE_IDLE_S + 0.9)
+    assert book.lapsed(LEASE_IDLE_S + 1.0)
+    book.apply(A, 1, Event.PUSH, 2.0)
+    assert not book.lapsed(31.9)
+    book.apply(A, 1, Event.PUSH, 20.0)  # pushes alone do not keep a session whose entry node is gone
+    assert book.lapsed(32.0)
+    book.apply(A, 1, Event.RENEW, 31.0)
+    assert not book.lapsed(60.9)
+    assert book.lapsed(61.0)
