@@ -307,7 +307,7 @@ uint32_t request_bound(uint64_t n_embd, uint64_t n_ctx, uint64_t max_step) {
     return uint32_t(std::min(std::max(kTextBound, array) + kSlack, kBodyCap));
 }
 
-bool read_frame(const ReadSome & read, uint32_t bound, Frame & frame) {
+bool read_frame(const ReadSome & read, const std::atomic<uint32_t> & bound, Frame & frame) {
     std::byte header[kHeaderBytes];
     const size_t have = fill(read, header, kHeaderBytes);
     if (have == 0) {
@@ -325,7 +325,7 @@ bool read_frame(const ReadSome & read, uint32_t bound, Frame & frame) {
         throw FramingLost("the reserved field of a header is not 0");
     }
     if (frame.length > bound) {
-        throw FramingLost("a body of " + std::to_string(frame.length) + " bytes is over the bound of " + std::to_string(bound));
+        throw FramingLost("a body of " + std::to_string(frame.length) + " bytes is over the bound");
     }
     frame.bytes = std::make_unique_for_overwrite<std::byte[]>(frame.length);
     if (fill(read, frame.bytes.get(), frame.length) < frame.length) {

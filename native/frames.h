@@ -3,6 +3,7 @@
 //     u32 body length | u16 kind | u16 reserved, 0 | u64 request id | body          (little-endian)
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -177,7 +178,8 @@ struct Frame {
 using ReadSome = std::function<size_t(std::byte * into, size_t n)>;
 
 // False at the end between two frames. Throws FramingLost: reserved not 0, too long, or the end within a frame.
-bool read_frame(const ReadSome & read, uint32_t bound, Frame & frame);
+// The bound may rise while this waits for a header.
+bool read_frame(const ReadSome & read, const std::atomic<uint32_t> & bound, Frame & frame);
 
 // Throw BadFrame unless the whole body is exactly one message of that kind. A Push or a residual points into body,
 // which has to be aligned for float.
