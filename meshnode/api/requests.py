@@ -30,7 +30,7 @@ class RunRequest:
     model: str
     prompt: str | None = None
     messages: tuple[tuple[str, str], ...] = ()
-    max_tokens: int = DEFAULT_TOKENS
+    max_tokens: int | None = DEFAULT_TOKENS  # None: as many as the context has room for
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -41,7 +41,8 @@ class RunRequest:
         if type(self.model) is not str or not 1 <= len(self.model) <= MAX_MODEL or not self.model.isprintable():
             raise MeshError("usage", f"the model is to be named by 1 to {MAX_MODEL} printable characters")
         self._check_prompt()
-        _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _number("temperature", self.temperature, 0, 100)
         _integer("top_k", self.top_k, 0, 1 << 20)
         _number("top_p", self.top_p, 0, 1)

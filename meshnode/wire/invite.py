@@ -44,7 +44,7 @@ class Invite:
     def mesh(self) -> Mesh:
         return Mesh(self.mesh_id, self.secret)
 
-    def encode(self) -> str:
+    def to_line(self) -> str:
         raw = encode_nested(self)
         return PREFIX + base64.urlsafe_b64encode(raw + _check(raw)).rstrip(b"=").decode()
 

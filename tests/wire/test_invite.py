@@ -27,16 +27,16 @@ def code_of(line: str) -> str:
 
 def test_there_and_back() -> None:
     for invite in (GOOD, Invite("public", None, (), 0)):
-        line = invite.encode()
+        line = invite.to_line()
         assert len(line.splitlines()) == 1
         assert parse(line) == invite
         assert parse(f"  {line}\n") == invite
-    assert parse(GOOD.encode()).mesh.secret == GOOD.secret
+    assert parse(GOOD.to_line()).mesh.secret == GOOD.secret
 
 
 def test_the_helper_packs_as_the_code_does() -> None:  # else the refusals below would be the check sum's
     raw = cbor.dumps({2: "mesh-1", 4: GOOD.secret, 6: list(GOOD.addresses), 8: 1000})
-    assert packed(raw) == GOOD.encode()
+    assert packed(raw) == GOOD.to_line()
 
 
 def test_it_lapses() -> None:
@@ -48,9 +48,9 @@ def test_it_lapses() -> None:
         GOOD.current(1000)
 
 
-@given(st.integers(0, len(GOOD.encode()) - 1), st.integers(1, 127))
+@given(st.integers(0, len(GOOD.to_line()) - 1), st.integers(1, 127))
 def test_any_slip_is_found(at: int, flip: int) -> None:
-    line = GOOD.encode()
+    line = GOOD.to_line()
     changed = line[:at] + chr(ord(line[at]) ^ flip) + line[at + 1 :]
     if changed.strip() == line:
         return
@@ -62,7 +62,7 @@ def test_any_slip_is_found(at: int, flip: int) -> None:
 
 
 def test_cut_anywhere() -> None:
-    line = GOOD.encode()
+    line = GOOD.to_line()
     for end in range(len(line) - 1):
         assert code_of(line[:end]) == "bad_invite"
 
@@ -76,8 +76,8 @@ def test_cut_anywhere() -> None:
         PREFIX + "AAAA",
         PREFIX + "é" * 20,
         PREFIX + "A" * 5000,
-        GOOD.encode() + "\n" + GOOD.encode(),
-        "meshnode-invite-2." + GOOD.encode()[len(PREFIX) :],
+        GOOD.to_line() + "\n" + GOOD.to_line(),
+        "meshnode-invite-2." + GOOD.to_line()[len(PREFIX) :],
     ],
 )
 def test_garbage(line: str) -> None:
