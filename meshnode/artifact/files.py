@@ -3,15 +3,16 @@
 open_file(path) -> OpenFile    a regular file, opened without ever blocking
 OpenFile.fd, .size, .stamp     the descriptor, and the file's stamp when it was opened
 OpenFile.check_unchanged()     identity_changed once the file's stamp has moved
-FileStamp                      (device, inode, size, mtime_ns, ctime_ns): when all are equal, the bytes are
-
-A stamp can lie only while the file's ctime is younger than the clock's grain; see catalogue.SETTLE_NS.
+OpenFile.settled(now_ns)       whether an unmoved stamp will prove unmoved bytes from now on
+FileStamp                      (device, inode, size, mtime_ns, ctime_ns)
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
 import stat
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,6 +20,8 @@ from types import TracebackType
 from ..errors import MeshError
 
 PathLike = str | os.PathLike[str]
+
+SETTLE_NS = 2_000_000_000  # ns after its ctime: two writes within a clock's grain (2 s on FAT) can leave one stamp
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -63,6 +66,14 @@ class OpenFile:
         if FileStamp.of(os.fstat(self.fd)) != self.stamp:
             raise MeshError("identity_changed", f"{show(self.path)} was changed after it was opened")
 
+    def settled(self, now_ns: int) -> bool:
+        """Whether, from now on, an equal stamp means equal bytes. now_ns: the wall clock before the bytes are read.
+
+        Not so while its last change is too young, while someone has it open for writing (pages that are already dirty
+        change without a new ctime), and on memory file systems, where writing through a map leaves no trace.
+        """
+        return now_ns - self.stamp.ctime_ns >= SETTLE_NS and not _in_memory(self.fd) and not _open_for_writing(self.fd)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -106,6 +117,26 @@ def show(path: str) -> str:
     """A path as it may stand in a message to the local operator: on one line, whatever its name holds."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "'" + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + "'"
+
+
+def _in_memory(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # only files in memory have seals
+    except OSError:
+        return False
+    return True
+
+
+def _open_for_writing(fd: int) -> bool:
+    """Whether anyone can write through an open descriptor or a map; False where the kernel does not tell us."""
+    try:
+        # whoever breaks the lease has us signalled: with one that is ignored, not with the SIGIO that kills
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EWOULDBLOCK)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def _require_regular(name: str, mode: int) -> None:

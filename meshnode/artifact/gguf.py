@@ -26,6 +26,8 @@ __all__ = ["ARCHITECTURES", "Array", "Header", "Summary", "Tensor", "Value", "re
 # architecture -> the tensors it has. Only what the engine is proven to run a range of exactly may stand here.
 ARCHITECTURES: dict[str, Callable[[Header, int], llama.Model]] = {"llama": llama.shapes}
 
+RULES = 1  # raise it when validate() or Summary changes: what was found by other rules is then found anew
+
 MAX_CONTEXT = 1 << 24  # positions: ten times the longest in use; above it a file's claim is not believed
 MAX_LABEL = 128  # characters
 
