@@ -65,7 +65,7 @@ class MeshDht:
         self._kad._inbound_limiter = trio.CapacityLimiter(SERVE_STREAMS)
         host.set_stream_handler(PROTOCOL_ID, self._serve)
         self._keys: set[bytes] = set()
-        self._changed = trio.Event()
+        self._hurry = trio.Event()
 
     async def _serve(self, stream: INetStream) -> None:
         with trio.move_on_after(SERVE_LIMIT):
@@ -78,11 +78,13 @@ class MeshDht:
             nursery.start_soon(self._announce)
 
     async def _refresh(self) -> None:
-        pause = FIRST_REFRESH
+        pause = LAST_REFRESH
         while True:
-            await self._changed.wait()  # nobody to ask before the first member
-            await trio.sleep(pause)
-            pause = min(2 * pause, LAST_REFRESH)
+            with trio.move_on_after(pause) as waiting:
+                await self._hurry.wait()
+                self._hurry = trio.Event()
+                await trio.sleep(FIRST_REFRESH)
+            pause = min(2 * pause, LAST_REFRESH) if waiting.cancelled_caught else FIRST_REFRESH
             await self._walk(self._own.to_bytes(), self._find_node(self._own.to_bytes()))
 
     async def _announce(self) -> None:
@@ -95,8 +97,9 @@ class MeshDht:
     async def joined(self, peer: str) -> None:
         """A member whose addresses are known: it enters the table, and is given what it should keep of ours."""
         member = ID.from_base58(peer)
+        if self.table.size() == 0:
+            self._hurry.set()
         await self.table.add_peer(member)
-        self._changed.set()
         near = [key for key in self._keys if member in self.table.find_local_closest_peers(key, BUCKET_SIZE)]
         if near:
             await self._give(member, near)
@@ -230,7 +233,7 @@ class MemberTable(RoutingTable):  # type: ignore[misc]
         peer = peer_obj.peer_id if isinstance(peer_obj, PeerInfo) else peer_obj
         if not self._is_member(str(peer)):
             return False
-        return await super().add_peer(peer_obj, skip_server_mode_check=True)
+        return bool(await super().add_peer(peer_obj, skip_server_mode_check=True))
 
 
 class Records(ProviderStore):  # type: ignore[misc]

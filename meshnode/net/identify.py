@@ -56,7 +56,8 @@ async def ask(host: MeshHost, conn: MeshConn) -> None:
         raise MeshError("unreachable", f"{conn.peer} does not say who it is: {error!r}") from error
     peer = ID.from_base58(conn.peer)
     host.get_peerstore().clear_addrs(peer)
-    remember(host.get_peerstore(), peer, message.listen_addrs)
+    proven = [] if conn.inbound else [Multiaddr(conn.address).to_bytes()]  # it may not know the address that works
+    remember(host.get_peerstore(), peer, [*proven, *message.listen_addrs])
 
 
 def remember(peerstore: PeerStore, peer: ID, raw_addresses: Iterable[bytes]) -> None:

@@ -2,8 +2,8 @@
 
 Faults of the stock swarm and host (libp2p 0.8.1) that are cured here, each by a test in tests/net/test_swarm.py:
 - every inbound connection holds a slot and a task until shutdown: both end with the connection;
-- idle sockets pile up before they are authenticated: of more than MAX_HANDSHAKES the oldest goes, each in
-  HANDSHAKE_LIMIT;
+- idle sockets pile up before they are authenticated: of more than MAX_STRANGERS the oldest goes, and each has a
+  limit of time until its peer is a member;
 - an exception that leaves a stream handler ends the process: it resets the stream;
 - a failed dial blacklists the peer for 60 s, and of several TCP addresses one is tried: dialling is the owner's;
 - connections are dialled uncalled for, and pruned: there is no auto-connector and no pruner;
@@ -48,9 +48,9 @@ OPEN_PROTOCOLS = frozenset((HELLO, IDENTIFY))  # that a peer may use before it i
 
 MAX_CONNECTIONS = 512  # beyond it, inbound connections are closed at once
 MAX_PER_PEER = 4  # two peers that dial each other at once have two
-MAX_HANDSHAKES = 64  # inbound sockets that are not authenticated yet
+MAX_STRANGERS = 64  # inbound connections that are not known to be a member's
 HANDSHAKE_LIMIT = 5.0  # s from an accepted or dialled socket to a muxed connection
-PENDING_LIMIT = 5.0  # s from there to membership; then the connection is closed
+PENDING_LIMIT = 5.0  # s from there to membership
 NEGOTIATION_LIMIT = 5.0  # s to choose the protocol of a stream, apart from waiting for membership
 MAX_PEERS_KNOWN = 4096  # in the address book
 
@@ -66,6 +66,7 @@ class MeshConn(SwarmConn):  # type: ignore[misc]
         self.inbound = direction == "inbound"
         self.since = trio.current_time()
         self.member = False
+        self.greeted = False  # hello has begun
         self.settled = trio.Event()  # membership is decided, or the connection has ended
         self.set_transport_info(muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type())
 
@@ -78,7 +79,7 @@ class MeshConn(SwarmConn):  # type: ignore[misc]
 
 
 class MeshSwarm(Swarm):  # type: ignore[misc]
-    """Runs in a nursery of its owner, who sets the two hooks and dials through dial_addr."""
+    """Runs in a nursery of its owner, who sets on_end and dials through dial_addr."""
 
     def __init__(self, key_pair: KeyPair, nursery: trio.Nursery) -> None:
         own = ID.from_pubkey(key_pair.public_key)
@@ -95,8 +96,7 @@ class MeshSwarm(Swarm):  # type: ignore[misc]
         )
         self.notifees.clear()  # the stock ones tag connections for the pruner
         self.nursery = nursery
-        self.handshakes: OrderedDict[trio.CancelScope, None] = OrderedDict()
-        self.on_open: Callable[[MeshConn], Awaitable[None]] | None = None
+        self.strangers: OrderedDict[trio.CancelScope, None] = OrderedDict()
         self.on_end: Callable[[MeshConn], None] | None = None
 
     async def listen(self, *multiaddrs: Multiaddr) -> bool:
@@ -113,19 +113,25 @@ class MeshSwarm(Swarm):  # type: ignore[misc]
         if sum(map(len, self.connections.values())) >= MAX_CONNECTIONS:
             log.warning("over %d connections: refusing one", MAX_CONNECTIONS)
             return
-        while len(self.handshakes) >= MAX_HANDSHAKES:
-            self.handshakes.popitem(last=False)[0].cancel()
+        while len(self.strangers) >= MAX_STRANGERS:  # a member needs milliseconds: it is hardly ever the oldest
+            self.strangers.popitem(last=False)[0].cancel()
         scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_LIMIT)
-        self.handshakes[scope] = None
+        self.strangers[scope] = None
         conn = None
         try:
             with scope:
                 conn = await self._upgrade(RawConnection(stream, False), None)
+                scope.deadline = trio.current_time() + PENDING_LIMIT
+                await conn.settled.wait()
         except Exception as error:  # any bytes may come: none of them harm more than their own connection
             log.debug("no connection with %s: %r", stream.get_remote_address(), error)
         finally:
-            self.handshakes.pop(scope, None)
+            self.strangers.pop(scope, None)
         if conn is not None:
+            if not conn.settled.is_set():
+                log.info("closing the connection to %s, which did not say hello", conn.peer)
+                conn.settled.set()
+                await conn.close()
             await conn.event_closed.wait()
 
     async def dial_addr(self, addr: Multiaddr, peer_id: ID, source: Any = None) -> MeshConn:
@@ -174,7 +180,6 @@ class MeshSwarm(Swarm):  # type: ignore[misc]
                 self.connections.setdefault(muxed.peer_id, []).append(conn)
                 conn.event_started.set()
                 await self.notify_connected(conn)
-                nursery.start_soon(self._settle, conn)
                 try:
                     while True:
                         stream = await muxed.accept_stream()
@@ -194,16 +199,6 @@ class MeshSwarm(Swarm):  # type: ignore[misc]
                 self.nursery.start_soon(self._notify, "disconnected", conn)
             with trio.CancelScope(shield=True):
                 await muxed._cleanup_on_error()
-
-    async def _settle(self, conn: MeshConn) -> None:
-        with trio.move_on_after(PENDING_LIMIT):
-            if self.on_open is not None:
-                await self.on_open(conn)
-            await conn.settled.wait()
-        if not conn.member:
-            log.info("closing the connection to %s, which is no member", conn.peer)
-            conn.settled.set()
-            await conn.close()
 
     async def _run_stream(self, conn: MeshConn, muxed: MeshYamuxStream) -> None:
         stream = await conn._add_stream(muxed)
