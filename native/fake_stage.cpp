@@ -171,7 +171,7 @@ class FakeStage final : public Stage {
         }
         for (float x : step.residual) {
             if (!std::isfinite(x)) {
-                throw StageError("bad_frame", "an activation is not finite");
+                throw StageError("bad_activation", "an activation is not finite");
             }
         }
         for (int32_t t : step.tokens) {

@@ -76,7 +76,9 @@ class Worker {
     void serve(Queue & queue) {
         while (true) {
             const Loaded * loaded = stage_ ? &stage_->loaded() : nullptr;
-            std::vector<Job> jobs = queue.next(loaded ? loaded->max_step : 0, loaded ? uint32_t(loaded->n_embd) : 1);
+            // One position of every session always fits one batch of the engine.
+            const uint32_t most = loaded ? std::max(loaded->max_step, loaded->n_sessions) : 0;
+            std::vector<Job> jobs = queue.next(most, loaded ? uint32_t(loaded->n_embd) : 1);
             if (jobs.empty()) {
                 return;
             }

@@ -16,7 +16,8 @@ import trio
 from ..artifact.files import FileStamp
 from ..errors import MeshError
 from ..wire import worker as wire
-from ..wire.worker import Buffer, Loaded, Sampling, Stepped
+from ..wire import worker_messages as say
+from ..wire.worker_messages import Buffer, Loaded, Sampling, Stepped
 from .process import Process, describe_exit
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ LOG_LINES = 20  # kept of what the worker last logged
 LOG_LINE_BYTES = 4096  # of a line, longer ones are cut
 NUMERICS = {"invariant": wire.INVARIANT, "fast": wire.FAST}
 
-_Reply = TypeVar("_Reply", bound=wire.Reply)
+_Reply = TypeVar("_Reply", bound=say.Reply)
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class LoadSpec:
     n_threads: int = 1
     numerics: str = "invariant"
 
-    def message(self) -> wire.Load:
+    def message(self) -> say.Load:
         if self.numerics not in NUMERICS:
             raise MeshError("bad_config", f"numerics is {self.numerics!r}", hint=f"say {' or '.join(NUMERICS)}")
         s = self.stamp
-        return wire.Load(
+        return say.Load(
             f"/proc/self/fd/{self.fd}", s.device, s.inode, s.size, s.mtime_ns, s.ctime_ns, self.layers or (0, -1),
             self.n_sessions, self.n_ctx, self.max_step, self.n_threads, NUMERICS[self.numerics],
         )  # fmt: skip
@@ -64,7 +65,7 @@ class _Call:
 
     def __init__(self) -> None:
         self.woken = trio.Event()
-        self.reply: wire.Message | None = None
+        self.reply: say.Message | None = None
 
 
 class Worker:
@@ -97,7 +98,7 @@ class Worker:
 
     async def open(self, handle: int, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
         """Take a free session under handle. prompt: the ids so far, which a tail samples from. busy: none is free."""
-        await self._ask(wire.Open(handle, sampling, tuple(prompt)), wire.Opened)
+        await self._ask(say.Open(handle, sampling, tuple(prompt)), say.Opened)
 
     async def step(
         self,
@@ -115,33 +116,33 @@ class Worker:
         leaves, or at the tail the token sampled after the last position if `sample` is set.
         """
         ids = None if tokens is None else tuple(tokens)
-        return await self._ask(wire.Step(handle, first_pos, layers, sample, ids, residual), Stepped)
+        return await self._ask(say.Step(handle, first_pos, layers, sample, ids, residual), Stepped)
 
     async def truncate(self, handle: int, keep: int) -> None:
         """Forget the positions from `keep` on. cache_miss: there are fewer."""
-        await self._ask(wire.Truncate(handle, keep), wire.Truncated)
+        await self._ask(say.Truncate(handle, keep), say.Truncated)
 
     async def close(self, handle: int) -> None:
         """Free the session once no computation uses it; its waiting steps end with cancelled. May be repeated."""
-        await self._ask(wire.Close(handle), wire.Closed)
+        await self._ask(say.Close(handle), say.Closed)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """add_special: as a text begins; parse_special: text such as <|im_end|> becomes its control token."""
-        return list((await self._ask(wire.Tokenize(text, add_special, parse_special), wire.Tokens)).ids)
+        return list((await self._ask(say.Tokenize(text, add_special, parse_special), say.Tokens)).ids)
 
     async def tokenize_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """(role, content) pairs under the model's template, ending with the cue for the assistant's turn."""
-        return list((await self._ask(wire.Tokenize(messages=tuple(messages)), wire.Tokens)).ids)
+        return list((await self._ask(say.Tokenize(messages=tuple(messages)), say.Tokens)).ids)
 
     async def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token; none for control tokens."""
         pieces: list[bytes] = []
         for start in range(0, len(ids), wire.MAX_PIECES):
             part = tuple(ids[start : start + wire.MAX_PIECES])
-            pieces += (await self._ask(wire.Pieces(part), wire.PieceList)).pieces
+            pieces += (await self._ask(say.Pieces(part), say.PieceList)).pieces
         return pieces
 
-    async def _ask(self, message: wire.Request, expected: type[_Reply]) -> _Reply:
+    async def _ask(self, message: say.Request, expected: type[_Reply]) -> _Reply:
         self._newest = number = next(self._ids)
         parts = wire.encode(message, number)
         if sum(map(len, parts)) > wire.HEADER.size + self._request_bound:
@@ -154,7 +155,7 @@ class Worker:
             self._calls.pop(number, None)
         if call.reply is None:
             raise self._again()
-        if isinstance(call.reply, wire.Error):
+        if isinstance(call.reply, say.Error):
             raise MeshError(call.reply.code, call.reply.message)
         if not isinstance(call.reply, expected):
             self._fail(MeshError("worker_died", "the worker answered a request with another's kind of reply"))
@@ -196,9 +197,9 @@ class Worker:
         for call in self._calls.values():
             call.woken.set()
 
-    def _take(self, kind: int, number: int, message: wire.Message) -> None:
+    def _take(self, kind: int, number: int, message: say.Message) -> None:
         if not self._greeted.is_set():
-            if not isinstance(message, wire.Hello) or number != 0:
+            if not isinstance(message, say.Hello) or number != 0:
                 raise MeshError("bad_frame", "no hello came first")
             if message.version != wire.VERSION:
                 fault = f"the worker speaks version {message.version}, this node {wire.VERSION}"

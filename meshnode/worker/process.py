@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from ..errors import MeshError
-from ..wire.worker import Buffer
+from ..wire.worker_messages import Buffer
 
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for; the residual of a prompt chunk then goes in one write
 EXIT_FRAMING_LOST = 3

@@ -47,7 +47,7 @@ async def test_loads_and_says_what_it_loaded(fake_worker: Path, spec: Spec) -> N
         assert loaded.recipe == '{"engine":"fake","numerics":"fast"}'
         assert loaded.fingerprint == "f" * 64
         assert worker.engine == "fake"
-        assert Path(f"/proc/{worker.pid}/exe").resolve() == fake_worker.resolve()
+        assert os.stat(f"/proc/{worker.pid}/exe").st_ino == os.stat(fake_worker).st_ino
 
 
 async def test_every_layer_when_no_range_is_given(fake_worker: Path, spec: Spec) -> None:
@@ -162,7 +162,7 @@ async def test_busy_until_a_session_is_closed(fake_worker: Path, spec: Spec) -> 
         ("bad_frame", {"tokens": [-1]}),
         ("bad_frame", {"tokens": [1] * 33}),  # over max_step
         ("bad_frame", {"tokens": None, "residual": bytes(60), "layers": (1, 6)}),  # no whole position
-        ("bad_frame", {"tokens": None, "residual": b"\0\0\xc0\x7f" * 16, "layers": (1, 6)}),  # NaN
+        ("bad_activation", {"tokens": None, "residual": b"\0\0\xc0\x7f" * 16, "layers": (1, 6)}),  # NaN
         ("bad_frame", {"tokens": []}),
         ("bad_frame", {"tokens": None}),
         ("bad_frame", {"residual": bytes(64)}),  # both
@@ -346,7 +346,7 @@ async def test_a_hang_is_killed(fake_worker: Path, spec: Spec) -> None:
         assert code(raised) == "worker_hung"
         assert 0.25 < trio.current_time() - began < 0.8
         await worker.died.wait()
-        assert not Path(f"/proc/{worker.pid}").exists()
+        assert str(worker.pid) not in os.listdir("/proc")
 
 
 async def test_a_stopped_worker_is_killed(fake_worker: Path, spec: Spec) -> None:
@@ -378,7 +378,7 @@ async def test_cancel_kills_and_reaps(fake_worker: Path, spec: Spec) -> None:
             os.kill(pid, signal.SIGSTOP)
             await trio.sleep_forever()
     assert pid
-    assert not Path(f"/proc/{pid}").exists()
+    assert str(pid) not in os.listdir("/proc")
     assert len(set(os.listdir("/proc/self/fd")) - before) == 1  # the model
 
 

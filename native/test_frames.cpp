@@ -1,0 +1,333 @@
+// Holds frames and sampling against protocol/vectors/worker.json (the first argument), each frame at every byte split.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "frames.h"
+#include "sample.h"
+
+using namespace meshnode;
+using Json  = nlohmann::json;
+using Bytes = std::vector<std::byte>;
+
+namespace {
+
+int failures = 0;
+
+void check(bool holds, const std::string & name, const char * what) {
+    if (!holds) {
+        ++failures;
+        std::fprintf(stderr, "FAIL %s: %s\n", name.c_str(), what);
+    }
+}
+
+Bytes unhex(const std::string & hex) {
+    Bytes bytes;
+    for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+        bytes.push_back(std::byte(std::stoul(hex.substr(i, 2), nullptr, 16)));
+    }
+    return bytes;
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+    std::string text;
+    char digits[3];
+    for (std::byte b : bytes) {
+        std::snprintf(digits, sizeof(digits), "%02x", unsigned(b));
+        text += digits;
+    }
+    return text;
+}
+
+Json range(const Layers & l) {
+    return {l.begin, l.end};
+}
+
+Json json(const Sampling & s) {
+    return {{"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p},
+            {"repeat_penalty", s.repeat_penalty}, {"repeat_last_n", s.repeat_last_n},
+            {"presence_penalty", s.presence_penalty}, {"frequency_penalty", s.frequency_penalty}, {"seed", s.seed}};
+}
+
+Sampling sampling(const Json & j) {
+    return {j["temperature"], j["top_k"], j["top_p"], j["min_p"], j["repeat_penalty"], j["repeat_last_n"],
+            j["presence_penalty"], j["frequency_penalty"], j["seed"]};
+}
+
+// What each message says, as the vectors write it.
+Json json(const Load & m) {
+    return {{"path", m.path}, {"device", m.device}, {"inode", m.inode}, {"size", m.size}, {"mtime_ns", m.mtime_ns},
+            {"ctime_ns", m.ctime_ns}, {"layers", range(m.layers)}, {"n_sessions", m.n_sessions}, {"n_ctx", m.n_ctx},
+            {"max_step", m.max_step}, {"n_threads", m.n_threads}, {"numerics", uint8_t(m.numerics)}};
+}
+
+Json json(const Open & m) {
+    return {{"handle", m.handle}, {"sampling", json(m.sampling)}, {"prompt", m.prompt}};
+}
+
+Json json(const Push & m) {
+    Json j = {{"handle", m.handle}, {"first_pos", m.first_pos}, {"layers", range(m.effective)}, {"sample", m.sample},
+              {"tokens", nullptr}, {"residual", nullptr}};
+    if (m.residual.empty()) {
+        j["tokens"] = std::vector<int32_t>(m.tokens.begin(), m.tokens.end());
+    } else {
+        j["residual"] = hex(std::as_bytes(m.residual));
+    }
+    return j;
+}
+
+Json json(const Truncate & m) {
+    return {{"handle", m.handle}, {"keep", m.keep}};
+}
+
+Json json(const Close & m) {
+    return {{"handle", m.handle}};
+}
+
+Json json(const Tokenize & m) {
+    Json j = {{"text", nullptr}, {"add_special", m.add_special}, {"parse_special", m.parse_special}, {"messages", Json::array()}};
+    if (!m.chat) {
+        j["text"] = m.text;
+    }
+    for (const Message & message : m.messages) {
+        j["messages"].push_back(Json::array({message.role, message.content}));
+    }
+    return j;
+}
+
+Json json(const Pieces & m) {
+    return {{"ids", m.ids}};
+}
+
+Json json(const Hello & m) {
+    return {{"version", m.version}, {"engine", m.engine}};
+}
+
+Json json(const LoadedReply & m) {
+    const Loaded & l = m.loaded;
+    return {{"architecture", l.architecture}, {"layers", range(l.layers)}, {"n_layer", l.n_layer}, {"n_embd", l.n_embd},
+            {"n_vocab", l.n_vocab}, {"n_ctx_train", l.n_ctx_train}, {"n_sessions", l.n_sessions}, {"n_ctx", l.n_ctx},
+            {"max_step", l.max_step}, {"has_template", l.has_template}, {"tensor_bytes", l.tensor_bytes},
+            {"kv_bytes", l.kv_bytes}, {"recipe", l.recipe}, {"fingerprint", l.fingerprint}};
+}
+
+Json json(const Opened &) {
+    return Json::object();
+}
+
+Json json(const Truncated &) {
+    return Json::object();
+}
+
+Json json(const Closed &) {
+    return Json::object();
+}
+
+Json json(const Stepped & m) {
+    Json j = {{"compute_ns", m.compute_ns}, {"residual", ""}, {"sampled", nullptr}};
+    if (const auto * residual = std::get_if<1>(&m.output)) {
+        j["residual"] = hex(std::as_bytes(*residual));
+    } else if (const auto * s = std::get_if<2>(&m.output)) {
+        j["sampled"] = {{"token", s->token}, {"is_end", s->is_end}, {"piece", hex(std::as_bytes(std::span(s->piece)))}};
+    }
+    return j;
+}
+
+Json json(const Tokens & m) {
+    return {{"ids", m.ids}};
+}
+
+Json json(const PieceList & m) {
+    Json j = {{"pieces", Json::array()}};
+    for (const std::string & piece : m.pieces) {
+        j["pieces"].push_back(hex(std::as_bytes(std::span(piece))));
+    }
+    return j;
+}
+
+Json json(const Error & m) {
+    return {{"code", m.code}, {"message", m.message}};
+}
+
+// Gives the first bytes up to a split, the rest in a second piece; then the end.
+ReadSome source(const Bytes & bytes, size_t split, size_t & at) {
+    return [&bytes, split, &at](std::byte * into, size_t n) {
+        const size_t stop = at < split ? split : bytes.size();
+        const size_t size = std::min(n, stop - at);
+        std::copy_n(bytes.begin() + std::ptrdiff_t(at), size, into);
+        at += size;
+        return size;
+    };
+}
+
+constexpr uint16_t kFirstReply = 0x80;
+
+template <class M> void check_message(const Json & vector, const Frame & frame, const M & any) {
+    const std::string name = vector["name"];
+    check(std::visit([](const auto & m) { return json(m); }, any) == vector["message"], name, "says something else");
+    Bytes again;
+    encode(again, frame.id, any);
+    check(hex(again) == vector["hex"], name, "is encoded otherwise");
+}
+
+void check_frame(const Json & vector) {
+    const std::string name  = vector["name"];
+    const Bytes       bytes = unhex(vector["hex"]);
+    const std::atomic<uint32_t> bound = uint32_t(bytes.size() - kHeaderBytes), less = bound - 1;
+    for (size_t split = 0; split <= bytes.size(); ++split) {
+        Frame  frame;
+        size_t at = 0;
+        const auto read = source(bytes, split, at);
+        check(read_frame(read, bound, frame) && at == bytes.size(), name, "is not read whole");
+        check(frame.id == vector["id"].get<uint64_t>(), name, "has another id");
+        check(!read_frame(read, bound, frame), name, "has no clean end");
+
+        Bytes cut(bytes.begin(), bytes.begin() + std::ptrdiff_t(split));
+        at = 0;
+        try {
+            const bool whole = read_frame(source(cut, cut.size(), at), bound, frame);
+            check(split == bytes.size() ? whole : (split == 0 && !whole), name, "is read though it is cut");
+        } catch (const FramingLost &) {
+            check(split > 0 && split < bytes.size(), name, "framing is lost in a whole frame");
+        }
+    }
+    Frame  frame;
+    size_t at = 0;
+    read_frame(source(bytes, 0, at), bound, frame);
+    try {
+        if (frame.kind < kFirstReply) {
+            check_message(vector, frame, decode_request(frame.kind, frame.body()));
+        } else {
+            check_message(vector, frame, decode_reply(frame.kind, frame.body()));
+        }
+    } catch (const BadFrame & e) {
+        check(false, name, e.what());
+    }
+    for (size_t size = 0; size < frame.length; ++size) {  // a body that is cut is never a message
+        auto short_body = std::make_unique_for_overwrite<std::byte[]>(size);  // of its own, so that a sanitizer sees overreads
+        std::copy_n(frame.bytes.get(), size, short_body.get());
+        try {
+            frame.kind < kFirstReply ? void(decode_request(frame.kind, {short_body.get(), size}))
+                                     : void(decode_reply(frame.kind, {short_body.get(), size}));
+            check(false, name, "a cut body is taken for whole");
+        } catch (const BadFrame &) {
+        }
+    }
+    if (frame.length > 0) {
+        at = 0;
+        try {
+            read_frame(source(bytes, 0, at), less, frame);
+            check(false, name, "is read over the bound");
+        } catch (const FramingLost &) {
+        }
+    }
+}
+
+void check_refused(const Json & vector) {
+    const Bytes bytes = unhex(vector["hex"]);
+    const std::atomic<uint32_t> bound = kUnloadedBound;
+    Frame  frame;
+    size_t at = 0;
+    check(read_frame(source(bytes, 0, at), bound, frame), vector["name"], "has no sound header");
+    try {
+        vector["side"] == "request" ? void(decode_request(frame.kind, frame.body())) : void(decode_reply(frame.kind, frame.body()));
+        check(false, vector["name"], "is taken");
+    } catch (const BadFrame &) {
+    }
+}
+
+void check_lost(const Json & vector) {
+    const Bytes bytes = unhex(vector["hex"]);
+    const std::atomic<uint32_t> bound = vector["bound"].get<uint32_t>();
+    for (size_t split = 0; split <= bytes.size(); ++split) {
+        Frame  frame;
+        size_t at = 0;
+        try {
+            while (read_frame(source(bytes, split, at), bound, frame)) {
+            }
+            check(false, vector["name"], "framing is not lost");
+        } catch (const FramingLost &) {
+        }
+    }
+}
+
+// Any bytes give a message or BadFrame; with a sanitizer this shows that nothing is read beyond the body.
+void check_mutations(const Json & frames) {
+    uint32_t random = 1;
+    for (const Json & vector : frames) {
+        const Bytes bytes = unhex(vector["hex"]);
+        for (int round = 0; round < 2000; ++round) {
+            auto body = std::make_unique_for_overwrite<std::byte[]>(bytes.size() - kHeaderBytes);
+            const size_t size = bytes.size() - kHeaderBytes;
+            std::copy(bytes.begin() + kHeaderBytes, bytes.end(), body.get());
+            uint16_t kind = 0;
+            std::memcpy(&kind, bytes.data() + 4, 2);
+            for (int flips = 0; flips < 3 && size > 0; ++flips) {
+                random = random * 1664525 + 1013904223;
+                body[(random >> 8) % size] = std::byte(random >> 24);
+            }
+            try {
+                kind < kFirstReply ? void(decode_request(kind, {body.get(), size})) : void(decode_reply(kind, {body.get(), size}));
+            } catch (const BadFrame &) {
+            }
+        }
+    }
+}
+
+void check_sampling(const Json & vectors) {
+    for (const Json & v : vectors["philox"]) {
+        check(philox(v["counter"], v["key"]) == v["output"].get<std::array<uint32_t, 4>>(), "philox", "differs");
+    }
+    for (const Json & v : vectors["uniform"]) {
+        const double expected = double(v["numerator_of_2_53"].get<uint64_t>()) * 0x1p-53;
+        check(uniform(v["seed"], v["position"]) == expected, "uniform", "differs");
+    }
+    for (const Json & v : vectors["sample"]) {
+        const std::vector<float>   logits  = v["logits"];
+        const std::vector<int32_t> history = v["history"];
+        for (const Json & at : v["tokens"]) {
+            const int32_t token = sample(logits, history, sampling(v["sampling"]), at[0].get<uint64_t>());
+            check(token == at[1].get<int32_t>(), v["name"], "another token is sampled");
+        }
+    }
+    const float nan = std::nanf(""), inf = INFINITY;
+    for (const std::vector<float> & logits : {std::vector<float>{}, {0, nan}, {inf, 0}, {-inf, -inf}}) {
+        try {
+            sample(logits, {}, {}, 0);
+            check(false, "logits that are not finite", "are sampled");
+        } catch (const StageError & e) {
+            check(e.code == "bad_activation", "logits that are not finite", "have another code");
+        }
+    }
+    Sampling hot;
+    hot.temperature = 1;
+    check(sample(std::vector<float>{-inf, 0, -inf}, {}, hot, 5) == 1, "a masked logit", "is sampled");
+}
+
+}  // namespace
+
+int main(int count, char ** arguments) {
+    if (count != 2) {
+        std::fprintf(stderr, "usage: test_frames protocol/vectors/worker.json\n");
+        return 2;
+    }
+    std::ifstream file(arguments[1]);
+    const Json vectors = Json::parse(file);
+    check(vectors["version"] == kWorkerVersion, "version", "is another");
+    for (const Json & v : vectors["frames"]) {
+        check_frame(v);
+    }
+    for (const Json & v : vectors["refused"]) {
+        check_refused(v);
+    }
+    for (const Json & v : vectors["lost"]) {
+        check_lost(v);
+    }
+    check_mutations(vectors["frames"]);
+    check_sampling(vectors);
+    std::printf("%zu frames, %zu refused, %zu lost, %zu samplings: %d failures\n", vectors["frames"].size(),
+                vectors["refused"].size(), vectors["lost"].size(), vectors["sample"].size(), failures);
+    return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}
