@@ -190,7 +190,7 @@ class Journey:
     # the end
 
     async def _finish(self) -> Done:
-        """Closes every hop, checks that the receipts agree with each other and with what was seen here; countersigns."""
+        """Closes every hop, checks that the receipts agree with each other and with what was seen; countersigns."""
         closed = await self._close(self.head, "done", CLOSE_TIMEOUT_S)
         sides = (self._sent.side(), self._received.side())
         mesh_id, grant = self._mesh_id, self.grant

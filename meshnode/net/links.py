@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import trio
@@ -153,10 +152,3 @@ class Links:
         self._out.pop(peer, None)
         for callback in self.on_lost:
             callback(peer)
-
-
-@asynccontextmanager
-async def open_links(network: Network) -> AsyncIterator[Links]:
-    async with trio.open_nursery() as nursery:
-        yield Links(network, nursery)
-        nursery.cancel_scope.cancel()

@@ -69,28 +69,28 @@ class Loading:
             seen["error"] = {"code": self.error.code, "message": self.error.message, "hint": self.error.hint}
         return seen
 
-    async def serve(self, stage: Stage, on_ready: Callable[[], Awaitable[None]]) -> None:
+    async def serve(self, stage: Stage, on_ready: Callable[[], Awaitable[None]], worker: Path | None = None) -> None:
         """Serves until cancelled. MeshError when it cannot be loaded at first, or its worker dies again and again."""
         await self._identify()
-        binary = await trio.to_thread.run_sync(worker_path)
+        binary = worker or await trio.to_thread.run_sync(worker_path)
         started: list[float] = []
         try:
             while True:
                 started = [t for t in started if t > trio.current_time() - RESPAWN_WINDOW_S] + [trio.current_time()]
                 self.state = "loading"
                 self.file.check_unchanged()
-                async with open_worker(binary, self._spec(), step_timeout=self._config.hop_timeout_s) as worker:
-                    holding = await self._hold(worker)
+                async with open_worker(binary, self._spec(), step_timeout=self._config.hop_timeout_s) as running:
+                    holding = await self._hold(running)
                     await stage.hold(holding)
                     try:
-                        self.state, self.worker_pid = "ready", worker.pid
+                        self.state, self.worker_pid = "ready", running.pid
                         await on_ready()
-                        await worker.died.wait()
+                        await running.died.wait()
                     finally:
                         self.worker_pid = None
                         with trio.CancelScope(shield=True):
                             await stage.let_go(holding)
-                fault = worker.fault or MeshError("worker_died", "the worker ended")
+                fault = running.fault or MeshError("worker_died", "the worker ended")
                 log.error("the worker of layers %s: %s", self.layers, fault)
                 if len(started) > RESPAWNS:
                     raise fault
@@ -142,7 +142,7 @@ async def _probe(worker: Worker) -> int:
     """Microseconds of compute a position in decode; proves that the worker computes before it is offered."""
     loaded, handle = worker.loaded, 0
     begin, end = loaded.layers
-    await worker.open(handle, Sampling() if end == loaded.n_layer else None)
+    await worker.open(handle, Sampling())
     took = []
     for position in range(PROBE_STEPS):
         stepped = await worker.step(

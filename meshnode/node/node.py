@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -16,9 +17,9 @@ from ..api.control import serve_control
 from ..api.requests import RunRequest
 from ..client import Ask, Client
 from ..config import Home, KnownMesh, Mesh, NodeConfig
-from ..errors import MeshError
+from ..errors import MeshError, root_cause
 from ..keys import NodeKey, load_or_create
-from ..net import Membership, Network, open_network
+from ..net import Membership, Network, open_network, peer_of_address
 from ..net.directory import Directory, keys_of
 from ..net.links import Links
 from ..stage import Stage
@@ -69,7 +70,7 @@ class Node:
         }
 
     async def peers(self) -> list[dict[str, Any]]:
-        return [await views.peer(info, self.links) for info in self.network.connected()]
+        return [views.peer(info) for info in self.network.connected()]
 
     async def models(self) -> list[dict[str, Any]]:
         return views.models(await self.directory.everything(), self.network.peer)
@@ -84,7 +85,14 @@ class Node:
         return Invite(self.mesh.mesh_id, self.mesh.secret, addresses, int(time.time() + expires_s)).to_line()
 
     async def connect(self, addresses: list[str]) -> None:
-        await self.network.join(addresses)
+        fault: MeshError | None = None
+        for address in addresses:
+            try:
+                await self.network.connect(peer_of_address(address), [address])
+                return
+            except MeshError as error:
+                fault = error
+        raise fault or MeshError("usage", "no address is given")
 
     @asynccontextmanager
     async def run(self, request: RunRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
@@ -103,11 +111,11 @@ class Node:
 
     # what runs by itself
 
-    async def _serve(self, loading: Loading) -> None:
+    async def _serve(self, loading: Loading, worker: Path | None) -> None:
         async def announce() -> None:
             self._announce_now.set()
 
-        await loading.serve(self.stage, announce)
+        await loading.serve(self.stage, announce, worker)
 
     async def _announce(self) -> None:
         """Keeps the DHT told of what is held here: at once when that changes, soon after a start, then seldom."""
@@ -139,6 +147,19 @@ class Node:
 
 
 @asynccontextmanager
+async def one_fault_nursery() -> AsyncIterator[trio.Nursery]:
+    """A nursery that raises the first MeshError of its tasks by itself, without the group around it."""
+    try:
+        async with trio.open_nursery() as nursery:
+            yield nursery
+    except BaseExceptionGroup as group:
+        cause = root_cause(group)
+        if isinstance(cause, MeshError):
+            raise cause from group
+        raise
+
+
+@asynccontextmanager
 async def open_node(
     home: Home | None,
     config: NodeConfig,
@@ -147,11 +168,12 @@ async def open_node(
     bootstrap: Sequence[str] = (),
     models: Sequence[ServeModel] = (),
     ephemeral: bool = False,
+    worker: Path | None = None,
 ) -> AsyncIterator[Node]:
     """A running node. Faults of the files named by the operator are raised before anything is bound.
 
-    ephemeral: a throw-away key, no control API and nothing written; home may then be None. A model that cannot be
-    loaded ends the node with its MeshError (as a leaf of an exception group).
+    ephemeral: a throw-away key, no control API and nothing written; home may then be None. worker: the program to run,
+    None: the built one. A model that cannot be loaded ends the node with its MeshError.
     """
     with contextlib.ExitStack() as held:
         if home is not None and not ephemeral:
@@ -163,7 +185,7 @@ async def open_node(
         membership = Membership(mesh.mesh_id, mesh.secret)
         async with open_network(key, membership, listen=config.listen, bootstrap=bootstrap) as network:
             node = Node(home, config, mesh, key, network)
-            async with trio.open_nursery() as nursery:
+            async with one_fault_nursery() as nursery:
                 node._build(nursery)
                 node.loadings = loadings
                 node._announce_now = trio.Event()
@@ -174,7 +196,7 @@ async def open_node(
                     nursery.start_soon(node._remember, home)
                     await nursery.start(serve_control, node, home)
                 for loading in loadings:
-                    nursery.start_soon(node._serve, loading)
+                    nursery.start_soon(node._serve, loading, worker)
                 nursery.start_soon(node._announce)
                 yield node
                 nursery.cancel_scope.cancel()

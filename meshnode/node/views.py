@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,16 +10,12 @@ import trio
 
 from ..client import Client, Done, Routed, Token
 from ..client.ask import Event
-from ..errors import MeshError
 from ..ids import ArtifactId, Layers, gaps
 from ..net import PeerInfo
-from ..net.links import Links
 from ..route import choose
 from ..route.choose import Heard
 from ..stage import Stage
-from ..wire.messages import Lease, OfferQuery, Offers
-
-PING_TIMEOUT_S = 2.0
+from ..wire.messages import Lease
 
 
 def pair(layers: Layers) -> list[int]:
@@ -51,18 +48,12 @@ def sessions(stage: Stage, client: Client) -> list[dict[str, Any]]:
     return hops + asked
 
 
-async def peer(info: PeerInfo, links: Links) -> dict[str, Any]:
-    began = trio.current_time()
-    try:
-        await links.request(info.peer, OfferQuery(bytes(16)), Offers, timeout=PING_TIMEOUT_S)
-        took: float | None = round((trio.current_time() - began) * 1000, 2)
-    except MeshError:
-        took = None
+def peer(info: PeerInfo) -> dict[str, Any]:
     return {
         "peer": info.peer,
         "address": info.address,
         "direction": "inbound" if info.inbound else "outbound",
-        "rtt_ms": took,
+        "rtt_ms": None if math.isnan(info.rtt) else round(info.rtt * 1000, 2),
         "since_s": round(trio.current_time() - info.since, 1),
     }
 

@@ -159,9 +159,9 @@ class Stage:
         handle = int.from_bytes(secrets.token_bytes(8), "big")
         effective = Layers(ask.begin, holding.layers.end)
         is_tail = effective.end == grant.contract.n_layer
-        sampling, history = (_sampling(ask.sampling), ask.prompt) if is_tail else (None, ())
+        history = ask.prompt if is_tail else ()
         worker = holding.worker
-        await worker.open(handle, sampling, history)
+        await worker.open(handle, _sampling(ask.sampling), history)
         try:
             chain = (*ask.chain, messages.Hop(me, lease_id, self.addresses))
             if is_tail:
