@@ -24,8 +24,9 @@ class Control:
     What the node refuses is raised as the MeshError that it said.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, patience_s: float = ANSWER_S) -> None:
         self._home = home
+        self._patience_s = patience_s  # for all but a run
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> Control:
@@ -77,7 +78,7 @@ class Control:
 
     def _ask(self, method: str, path: str, **rest: Any) -> dict[str, Any]:
         with self._talking():
-            answer = self._client.request(method, path, timeout=ANSWER_S, **rest)
+            answer = self._client.request(method, path, timeout=self._patience_s, **rest)
         if answer.status_code != 200:
             raise _refusal(answer.content, answer.status_code)
         return _json(answer.content)

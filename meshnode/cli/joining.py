@@ -1,0 +1,81 @@
+"""What --join means: an invite, or the address of a member of a mesh that this home knows or that is public."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..config import Home, Mesh
+from ..errors import MeshError
+from ..wire.invite import FAMILY, MAX_LINE, Invite, parse
+from . import show
+from .options import checked_multiaddr, path_of
+
+_PROTOCOLS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The mesh to be in and the addresses to look for it at."""
+
+    mesh: Mesh
+    bootstrap: tuple[str, ...]
+
+
+def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.environ) -> Joining:
+    """From --join, else MESHNODE_INVITE, else what the home remembers, else a new private mesh.
+
+    MeshError bad_invite, invite_expired, bad_config (the home is in another mesh), usage, or those of files.
+    """
+    known = home.known_mesh()
+    wanted = option or environ.get("MESHNODE_INVITE")
+    if not wanted:
+        return Joining(known.mesh, known.addresses) if known else Joining(Mesh.private(), ())
+    if wanted.startswith(_PROTOCOLS):
+        address = checked_multiaddr(wanted)
+        if "/p2p/" not in address:
+            raise MeshError(
+                "usage",
+                f"{wanted[:200]!r} does not say which peer it is",
+                hint="an address to join ends with /p2p/PEER",
+            )
+        mesh, more = (known.mesh, known.addresses) if known else (Mesh.public(), ())
+        return Joining(mesh, tuple(dict.fromkeys((address, *more))))
+    invite = read_invite(wanted).current(time.time())
+    if known is None:
+        return Joining(invite.mesh, invite.addresses)
+    if known.mesh.mesh_id != invite.mesh_id:
+        raise MeshError(
+            "bad_config",
+            f"this home is in {known.mesh.mesh_id}; the invite is to {invite.mesh_id}",
+            hint="join with another --home, or leave the old mesh by removing mesh.json from this one",
+        )
+    return Joining(invite.mesh, tuple(dict.fromkeys(invite.addresses + known.addresses)))
+
+
+def read_invite(wanted: str) -> Invite:
+    """From its line, from a file, or with `-` from stdin."""
+    if wanted.startswith(FAMILY):
+        return parse(wanted)
+    if wanted == "-":
+        return parse(sys.stdin.read(MAX_LINE + 1))
+    try:
+        # O_NONBLOCK: a FIFO without a writer must not hold us
+        descriptor = os.open(path_of(wanted), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        hint = "--join takes the path of an invite, or a multiaddr of a member"
+        raise MeshError("not_found", f"there is no invite at {show.line(wanted)}", hint=hint) from error
+    except (OSError, ValueError) as error:
+        raise MeshError("unreadable", f"the invite at {show.line(wanted)} cannot be read: {error}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise MeshError("not_a_file", f"{show.line(wanted)} is no regular file", hint="name an invite's file")
+        if mode & 0o077:
+            show.note(f"others can read {wanted}, and so join the mesh: chmod 600 {wanted}")
+        text = file.read(MAX_LINE + 1).decode(errors="replace")
+    return parse(text)

@@ -1,0 +1,52 @@
+"""meshnode route MODEL"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ..api.connect import Control
+from ..errors import MeshError
+from . import endings, show
+from .identify import identity_of
+from .options import common, home_of
+
+
+@click.command("route")
+@click.argument("model")
+@common
+def command(model: str, home: str | None, as_json: bool) -> None:
+    """Show the route that MODEL would take, and why others cannot be in it.
+
+    MODEL is a name, an identity, an unambiguous beginning of one, or the path of a GGUF file. Ends with the status of
+    no_route when layers are missing.
+    """
+    where = home_of(home)
+    with Control(where) as node:
+        found = node.route(identity_of(model))
+    missing = show.ranges(found["missing"])
+    fault = MeshError(
+        "no_route",
+        f"no route covers the layers {missing}" if found["missing"] else "no route can be opened now",
+        hint="each candidate above says why it is not used",
+    )
+    if as_json:
+        show.as_json(found)
+        if not found["complete"]:
+            raise endings.Told(fault)
+        return
+    if found["complete"]:
+        rows = [
+            (number, hop["peer"], show.layers(hop["holding"]), show.layers(hop["effective"]))
+            for number, hop in enumerate(found["hops"])
+        ]
+        show.table(("hop", "peer", "holds", "runs"), rows)
+    unused = [c for c in found["candidates"] if not c["usable"]]
+    if sys.stdout.isatty() and unused:
+        click.echo("\nNot used:" if found["complete"] else "Candidates that cannot be used:")
+    if unused:
+        reasons = [("-", c["peer"], show.layers(c["holding"]), c["reason"]) for c in unused]
+        show.table(("", "peer", "holds", "reason"), reasons)
+    if not found["complete"]:
+        raise fault

@@ -1,0 +1,156 @@
+"""meshnode run MODEL "prompt" """
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..api.connect import Control
+from ..api.requests import DEFAULT_TOKENS, RunRequest
+from ..config import LISTEN, Home, NodeConfig
+from ..errors import MeshError
+from ..wire.messages import MAX_TEXT
+from .answer import Answer
+from .identify import identity_of
+from .joining import Joining, joining
+from .options import common, home_of
+
+if TYPE_CHECKING:
+    from ..node import Node
+
+F = TypeVar("F", bound=Callable[..., Any])
+FIND_S = 8.0  # an ephemeral node's patience with a mesh that it has only just met
+
+
+def asking(function: F) -> F:
+    """The options of a prompt, which `run` and `lab run` share."""
+    for option in reversed(
+        (
+            click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt."),
+            click.option("--system", metavar="TEXT", help="The system message of a chat."),
+            click.option("--max-tokens", type=int, default=DEFAULT_TOKENS, show_default=True),
+            click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest."),
+            click.option("--top-k", type=int, default=0, help="Draw from the K likeliest; 0: from all."),
+            click.option("--top-p", type=float, default=1.0, show_default=True),
+            click.option("--min-p", type=float, default=0.0, show_default=True),
+            click.option("--seed", type=int, help="Makes a drawn answer the same again; a random one if not given."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def request_of(
+    model: str,
+    prompt: str,
+    *,
+    chat: bool,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None,
+) -> RunRequest:
+    if system is not None and not chat:
+        raise MeshError("usage", "--system needs --chat")
+    turns = ([("system", system)] if system is not None else []) + [("user", prompt)]
+    return RunRequest(
+        model,
+        prompt=None if chat else prompt,
+        messages=tuple(turns) if chat else (),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=secrets.randbits(32) if seed is None and temperature > 0 else seed or 0,
+    )
+
+
+def prompt_of(argument: str | None) -> str:
+    """The prompt given, or with `-` or a pipe what stdin holds."""
+    if argument is not None and argument != "-":
+        return argument
+    if argument is None and sys.stdin.isatty():
+        raise MeshError("bad_prompt", "there is no prompt", hint='meshnode run MODEL "prompt", or pipe it in')
+    said = sys.stdin.buffer.read(MAX_TEXT + 2)  # one more than can be asked, and a line's end
+    return said.decode(errors="surrogateescape").removesuffix("\n")
+
+
+@click.command("run")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@asking
+@click.option("--join", metavar="FILE|MULTIADDR", help="Without a node here: join for this one question.")
+@common
+def command(model: str, prompt: str | None, join: str | None, home: str | None, as_json: bool, **ask: Any) -> None:
+    """Ask MODEL to go on from PROMPT; the answer comes as it is made. Ctrl-C cancels it.
+
+    MODEL is a name, an identity, an unambiguous beginning of one, or the path of a GGUF file. PROMPT is raw text, or
+    with --chat what a user says; without it, or with -, it is read from stdin.
+    """
+    where = home_of(home)
+    request = request_of(model, prompt_of(prompt), **ask)
+    joined = joining(join, where) if join is not None or where.holder() is None else None
+    if joined is not None and join is None and not joined.bootstrap:
+        raise MeshError("no_node", f"no node runs on {where.path}")
+    request = RunRequest.from_json(request.to_json() | {"model": identity_of(model)})
+    answer = Answer(as_json=as_json)
+    if joined is None or _is_in(where, joined):
+        with Control(where) as node:
+            answer.take_all(node.run(request))
+        return
+    import trio
+
+    trio.run(_ephemeral, joined, request, answer)
+
+
+def _is_in(home: Home, joined: Joining) -> bool:
+    """Whether the node that runs here is in that mesh already."""
+    if home.holder() is None:
+        return False
+    with Control(home) as node:
+        return bool(node.status()["mesh_id"] == joined.mesh.mesh_id)
+
+
+async def _ephemeral(joined: Joining, request: RunRequest, answer: Answer) -> None:
+    """Asks through a node that lives for this question alone, with a key that is thrown away."""
+    import trio
+
+    from ..node import open_node
+
+    async with open_node(
+        None, NodeConfig(listen=LISTEN), mesh=joined.mesh, bootstrap=joined.bootstrap, models=(), ephemeral=True
+    ) as node:
+        ends = trio.current_time() + FIND_S
+        try:
+            while True:
+                if await _asked(node, request, answer, last=trio.current_time() > ends):
+                    break
+                await trio.sleep(0.3)
+        finally:
+            answer.finish()
+
+
+async def _asked(node: Node, request: RunRequest, answer: Answer, *, last: bool) -> bool:
+    """Whether it was answered. False, unless it is the last try, while offers have not reached the newcomer yet."""
+    done = False
+    try:
+        async with node.run(request) as events:
+            async for event in events:
+                answer.take(event)
+        done = True
+    except* MeshError as group:
+        if last or not group.subgroup(_not_found_yet):
+            raise
+    return done
+
+
+def _not_found_yet(error: BaseException) -> bool:
+    return isinstance(error, MeshError) and error.code in ("unknown_model", "no_route")

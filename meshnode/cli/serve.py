@@ -1,0 +1,178 @@
+"""meshnode serve [MODEL.gguf ...]"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..config import LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
+from ..errors import MeshError
+from ..ids import Layers
+from . import progress, show
+from .joining import Joining, joining
+from .options import common, home_of, layers_option, listen_address, path_of
+
+if TYPE_CHECKING:
+    from ..node import Node, ServeModel
+
+LOOK_S = 0.1  # between two looks at how far the node has come
+LOG_BYTES = 4 << 20  # of the log, and of each of its predecessors
+LOG_FILES = 3
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, metavar="[MODEL.gguf ...]")
+@click.option("--layers", metavar="A-B|all", help="Hold these layers of each model: from A up to, not including, B.")
+@click.option("--join", metavar="FILE|MULTIADDR", help="An invite, or a member's address; else MESHNODE_INVITE.")
+@click.option("--listen", multiple=True, metavar="ADDR", help="PORT, HOST:PORT or a multiaddr; else any free port.")
+@click.option("--threads", type=int, default=0, help="Threads of each worker; one a core if not given.")
+@click.option("--sessions", type=int, default=MAX_SESSIONS, show_default=True, help="Sessions served at once.")
+@click.option("--context", type=int, help="Positions a session; 2048 or the model's own if not given.")
+@click.option("--numerics", type=click.Choice(NUMERICS), default=NUMERICS[0], show_default=True)
+@click.option("--lease-ttl", type=float, default=NodeConfig.lease_ttl_s, hidden=True)
+@click.option("--hop-timeout", type=float, default=NodeConfig.hop_timeout_s, hidden=True)
+@click.option("--lifeline", is_flag=True, hidden=True, help="Stop when stdin ends.")
+@common
+def command(
+    models: tuple[str, ...],
+    layers: str | None,
+    join: str | None,
+    listen: tuple[str, ...],
+    threads: int,
+    sessions: int,
+    context: int | None,
+    numerics: str,
+    lease_ttl: float,
+    hop_timeout: float,
+    lifeline: bool,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Run a node until it is stopped: hold layers of each MODEL.gguf and answer requests.
+
+    Without a model the node only asks others. Without --join it opens a new private mesh, or goes back to the one it
+    was in; `meshnode invite` then lets other machines in.
+    """
+    where = home_of(home)
+    config = NodeConfig(
+        listen=tuple(map(listen_address, listen)) or LISTEN,
+        lease_ttl_s=lease_ttl,
+        hop_timeout_s=hop_timeout,
+        max_sessions=sessions,
+        context=context,
+        threads=threads,
+        numerics=numerics,
+    )
+    ranges = layers_option(layers)
+    if ranges is not None and len(ranges) > 1:
+        raise MeshError("bad_layers", "a node holds one range of a model", hint="give one A-B; run a node for each")
+    if layers is not None and not models:
+        raise MeshError("usage", "--layers needs a model", hint="meshnode serve MODEL.gguf --layers A-B")
+    if where.holder() is not None:  # said before the time that all else takes; the lock itself is taken by the node
+        with where.lock():
+            pass
+    joined = joining(join, where)
+
+    import trio  # late, with all that it brings: what is refused above is refused at once
+
+    where.create()
+    _log_to(where)
+    held = ranges[0] if ranges else None
+    if models:
+        build_worker()
+    trio.run(_serve, where, config, joined, models, held, as_json, lifeline)
+
+
+async def _serve(
+    home: Home,
+    config: NodeConfig,
+    joined: Joining,
+    models: Sequence[str],
+    layers: Layers | None,
+    as_json: bool,
+    lifeline: bool,
+) -> None:
+    import trio
+
+    from ..node import ServeModel, open_node
+
+    served: list[ServeModel] = [ServeModel(path_of(model), layers) for model in models]
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with open_node(home, config, mesh=joined.mesh, bootstrap=joined.bootstrap, models=served) as node:
+            known = home.known_mesh()
+            home.remember(KnownMesh(joined.mesh, joined.bootstrap, known.peers if known else ()))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_stop_on_signal, signals, node)
+                if lifeline:
+                    nursery.start_soon(_stop_on_eof, node)
+                await _until_ready(node, as_json)
+                await node.stopped.wait()
+                nursery.cancel_scope.cancel()
+    if not as_json:
+        show.note("stopped")
+
+
+async def _stop_on_signal(signals: Any, node: Node) -> None:
+    async for _ in signals:
+        node.stop()
+
+
+async def _stop_on_eof(node: Node) -> None:
+    """A node that another program started ends with it, however that one ends."""
+    import trio
+
+    async with trio.lowlevel.FdStream(sys.stdin.fileno()) as lifeline:
+        while await lifeline.receive_some():
+            pass
+    node.stop()
+
+
+async def _until_ready(node: Node, as_json: bool) -> None:
+    """Shows the way to readiness; returns once the node is ready or stopped."""
+    import trio
+
+    status = node.status()
+    if not as_json:
+        click.echo(f"peer {status['peer']}")
+        click.echo(f"mesh {status['mesh_id']}")
+        for address in status["addresses"]:
+            click.echo(f"address {address}")
+        sys.stdout.flush()
+    with progress.bars() as bars:
+        while (status := node.status())["state"] != "ready" and not node.stopped.is_set():
+            for holding in status["holdings"]:
+                part = holding.get("progress") if holding["state"] in ("hashing", "loading") else 1.0
+                bars.show(f"{holding['state']} {holding['name']} {show.layers(holding['layers'])}", part)
+            bars.keep({f"{h['state']} {h['name']} {show.layers(h['layers'])}" for h in status["holdings"]})
+            with trio.move_on_after(LOOK_S):
+                await node.stopped.wait()
+    if node.stopped.is_set():
+        return
+    if as_json:
+        show.as_json(status)
+    else:
+        for holding in status["holdings"]:
+            of = f"{show.layers(holding['layers'])} of {holding['n_layer']}"
+            click.echo(f"holding {show.line(holding['name'])} {of} {holding['artifact']}")
+        click.echo("ready")
+    sys.stdout.flush()
+
+
+def build_worker() -> None:
+    """Builds the worker when there is none for this machine; that takes minutes, so it is shown."""
+    from ..worker.build import worker_path
+
+    worker_path()
+
+
+def _log_to(home: Home) -> None:
+    handler = logging.handlers.RotatingFileHandler(home.log_path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname).1s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("meshnode").setLevel(logging.INFO)
