@@ -118,7 +118,8 @@ def _connect(path: str) -> sqlite3.Connection:
 
 def _key(stamp: FileStamp) -> tuple[int, ...]:
     # SQLite's integers have a sign; device and inode numbers use all 64 bits on some file systems
-    return tuple(n - (1 << 64) if n >= 1 << 63 else n for n in dataclasses.astuple(stamp))
+    numbers = (stamp.device, stamp.inode, stamp.size, stamp.mtime_ns, stamp.ctime_ns)
+    return tuple(n - (1 << 64) if n >= 1 << 63 else n for n in numbers)
 
 
 def _decode(text: str) -> Summary | None:

@@ -66,6 +66,7 @@ class Catalogue:
         self._cache = cache or IdentityCache(":memory:")
         self._lock = threading.Lock()
         self._entries: dict[ArtifactId, Entry] = {}
+        self._lies_at: dict[str, ArtifactId] = {}  # the identity last found at a path
         self._refusals: dict[str, MeshError] = {}
 
     def add(
@@ -142,15 +143,18 @@ class Catalogue:
         """Join what was found at one path with what is known; whatever else was said to lie there no longer does."""
         path = found.sources[0].path
         with self._lock:
-            for identity, entry in list(self._entries.items()):
-                others = tuple(source for source in entry.sources if source.path != path)
-                self._entries[identity] = replace(entry, sources=others)
-                if not others and identity != found.identity:
-                    del self._entries[identity]
+            before = self._entries.get(self._lies_at.get(path, found.identity))
+            if before is not None:
+                others = tuple(source for source in before.sources if source.path != path)
+                if others or before.identity == found.identity:
+                    self._entries[before.identity] = replace(before, sources=others)
+                else:
+                    del self._entries[before.identity]
             known = self._entries.get(found.identity)
             if known is not None:
                 found = replace(known, names=known.names | found.names, sources=known.sources + found.sources)
             self._entries[found.identity] = found
+            self._lies_at[path] = found.identity
         return found
 
     def _open_unchanged(self, entry: Entry, source: Source, now_ns: int) -> OpenArtifact:

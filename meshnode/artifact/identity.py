@@ -204,7 +204,6 @@ def digests(
 def _digest(file: OpenFile, advance: Callable[[int], None], cancelled: Cancelled | None) -> bytes:
     sha, size, done = hashlib.sha256(), file.size, 0
     buffer = memoryview(bytearray(min(CHUNK, size)))
-    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     while done < size:
         if cancelled is not None and cancelled():
             raise MeshError("cancelled", "identification was cancelled")
