@@ -38,6 +38,9 @@ def reply_bound(n_embd: int, n_ctx: int, max_step: int) -> int:
     return 4 * request_bound(n_embd, n_ctx, max_step)
 
 
+_CUT = "the body ends within a field"
+
+
 class _Body:
     """Takes fields from a body in order."""
 
@@ -46,11 +49,14 @@ class _Body:
         self.at = 0
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        return layout.unpack(self.raw(layout.size))
+        start = self.at
+        self.at = start + layout.size
+        require(self.at <= len(self.view), _CUT)
+        return layout.unpack_from(self.view, start)
 
     def raw(self, size: int) -> memoryview:
         end = self.at + size
-        require(end <= len(self.view), "the body ends within a field")
+        require(end <= len(self.view), _CUT)
         taken = self.view[self.at : end]
         self.at = end
         return taken
