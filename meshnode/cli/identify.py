@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..artifact.gguf import read_header, validate
-from ..artifact.identity import identify, open_artifact
+from ..artifact.identity import describe, identify, open_artifact
 from . import progress, show
 from .options import common, is_path, path_of
 
@@ -19,7 +18,7 @@ def command(file: str, home: str | None, as_json: bool) -> None:
     """Tell what a GGUF file is, and the identity of its bytes: what it is called in every mesh."""
     path = path_of(file)
     with open_artifact(path) as artifact:
-        summary = validate(read_header(artifact.fd, artifact.size))
+        summary = describe(artifact)
     identity = identify_path(path)
     if as_json:
         show.as_json(

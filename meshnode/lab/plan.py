@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifact.gguf import read_header, validate
-from ..artifact.identity import open_artifact
+from ..artifact.identity import describe, open_artifact
 from ..config import cores
 from ..errors import MeshError
 from ..ids import Layers, gaps, share_evenly
@@ -31,7 +30,7 @@ def plan(
 ) -> Plan:
     """MeshError bad_layers when ranges do not fit the model or leave a gap; usage; those of the model's file."""
     with open_artifact(model) as artifact:
-        n_layer = validate(read_header(artifact.fd, artifact.size)).n_layer
+        n_layer = describe(artifact).n_layer
     if layers is None:
         count = DEFAULT_NODES if nodes is None else nodes
         _bounded(count)

@@ -25,6 +25,7 @@ PROGRAM = (sys.executable, "-m", "meshnode")
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 LEASE_TTL_S = 5.0  # a killed entry node is to be noticed while one watches
 ASK_S, TELL_S = 5.0, 3.0  # a node's time to end when asked, and after SIGTERM, before it is killed
+HEAR_S = 1.0  # for a node to hear that it is to end
 
 
 @dataclass
@@ -68,12 +69,12 @@ def spawn(folder: Path, name: str, plan: Plan, layers: Layers | None, invite: Pa
     home = Home(folder / name).create()
     with contextlib.suppress(FileNotFoundError):
         home.mesh_path.unlink()  # of an earlier lab: what it remembers is gone
-    command = [*PROGRAM, "serve", "--home", str(home.path), "--listen", LISTEN, "--json"]
+    command = [*PROGRAM, "serve", *([str(plan.model)] if layers else [])]
+    command += ["--home", str(home.path), "--listen", LISTEN, "--json"]
     command += ["--threads", str(plan.threads), "--lease-ttl", str(LEASE_TTL_S)]
     command += ["--layers", str(layers)] if layers else []
     command += ["--join", str(invite)] if invite else []
     command += ["--lifeline"] if passing else []
-    command += [str(plan.model)] if layers else []
     environ = {key: value for key, value in os.environ.items() if key not in ("MESHNODE_INVITE", "MESHNODE_HOME")}
     member = Member(name, home, 0, 0, layers)
     with open(member.output_path, "wb") as output, open(member.errors_path, "wb") as errors:
@@ -102,13 +103,14 @@ def end(members: Sequence[Member]) -> None:
                     living[handle] = member
         if living:
             with ThreadPoolExecutor(len(living)) as pool:
-                list(pool.map(_ask_to_end, living.values()))
-        for patience, then in ((ASK_S, signal.SIGTERM), (TELL_S, signal.SIGKILL), (TELL_S, None)):
+                asked = list(pool.map(_ask_to_end, living.values()))
+            for handle, heard in zip(living, asked, strict=True):
+                if not heard:  # it has no ears yet, or no more
+                    _signal(handle, signal.SIGTERM)
+        for patience, then in ((ASK_S, signal.SIGTERM), (TELL_S, signal.SIGKILL), (TELL_S, 0)):
             _wait(living, patience)
-            for handle in living:
-                if then is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(handle, then)
+            for handle in living if then else ():
+                _signal(handle, then)
     for member in members:
         if member.process is not None:
             if member.process.stdin is not None:
@@ -116,9 +118,17 @@ def end(members: Sequence[Member]) -> None:
             member.process.wait()
 
 
-def _ask_to_end(member: Member) -> None:
-    with contextlib.suppress(MeshError), Control(member.home, patience_s=1.0) as node:
+def _ask_to_end(member: Member) -> bool:
+    """Whether it heard."""
+    with contextlib.suppress(MeshError), Control(member.home, patience_s=HEAR_S) as node:
         node.stop()
+        return True
+    return False
+
+
+def _signal(handle: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, number)
 
 
 def _wait(living: dict[int, Member], within_s: float) -> None:
