@@ -23,7 +23,6 @@ from libp2p.abc import INetConn, INetStream
 from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
-from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
@@ -85,14 +84,11 @@ class MeshSwarm(Swarm):  # type: ignore[misc]
         own = ID.from_pubkey(key_pair.public_key)
         peerstore = PeerStore(max_peers=MAX_PEERS_KNOWN)
         peerstore.add_key_pair(own, key_pair)
-        config = ConnectionConfig(max_connections=MAX_CONNECTIONS, max_connections_per_peer=MAX_PER_PEER)
         super().__init__(
             own,
             peerstore,
             MeshUpgrader(key_pair),
             transports=[MeshTCP()],
-            retry_config=RetryConfig(max_retries=0),
-            connection_config=config,
         )
         self.notifees.clear()  # the stock ones tag connections for the pruner
         self.nursery = nursery
