@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is taken down, as by Ctrl-C
     try:
-        _cli.main(list(arguments), prog_name="meshnode", standalone_mode=False)
+        with _cli.make_context("meshnode", arguments) as context:  # click's own main has endings of its own
+            _cli.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as ended:
         return ended.exit_code

@@ -71,11 +71,12 @@ def read_invite(wanted: str) -> Invite:
         raise MeshError("not_found", f"there is no invite at {show.line(wanted)}", hint=hint) from error
     except (OSError, ValueError) as error:
         raise MeshError("unreadable", f"the invite at {show.line(wanted)} cannot be read: {error}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise MeshError("not_a_file", f"{show.line(wanted)} is no regular file", hint="name an invite's file")
         if mode & 0o077:
             show.note(f"others can read {wanted}, and so join the mesh: chmod 600 {wanted}")
-        text = file.read(MAX_LINE + 1).decode(errors="replace")
-    return parse(text)
+        return parse(os.read(descriptor, MAX_LINE + 1).decode(errors="replace"))
+    finally:
+        os.close(descriptor)

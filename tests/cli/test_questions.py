@@ -1,0 +1,139 @@
+"""status, peers, models, route, invite, stop, identify."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from meshnode.config import Home
+from meshnode.errors import CODES
+from meshnode.wire.invite import Invite
+from tests.api.fake_node import ARTIFACT, HOPS, PEERS, FakeNode
+
+from .conftest import Meshnode
+
+
+def test_status(meshnode: Meshnode, node: FakeNode) -> None:
+    node.holdings = [
+        {"artifact": ARTIFACT, "name": "a\x1bb", "layers": [0, 10], "n_layer": 30, "state": "hashing", "progress": 0.4},
+        {"artifact": None, "name": "b", "layers": [0, 3], "n_layer": 3, "state": "failed"}
+        | {"error": {"code": "x", "message": "y"}},
+    ]
+    node.runs = 1
+    ended = meshnode("status")
+    assert ended.status == 0
+    lines = ended.out.splitlines()
+    assert f"peer\t{node.peer}" in lines
+    assert "holding\ta\\x1bb\t0-10\t30\thashing 40 %" in lines
+    assert "holding\tb\t0-3\t3\tfailed: x: y" in lines
+    assert any(line.startswith("session\t0011223344556677\t1\t0-10") for line in lines)
+    assert json.loads(meshnode("status", "--json").out) == node.status()
+
+
+def test_home_by_option(meshnode: Meshnode, node: FakeNode, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHNODE_HOME", "/nowhere/at/all")
+    assert meshnode("status").status == CODES["no_node"][0]
+    assert meshnode("status", "--home", str(home.path)).status == 0
+
+
+def test_peers(meshnode: Meshnode, node: FakeNode) -> None:
+    assert [line.split("\t")[0] for line in meshnode("peers").out.splitlines()] == PEERS
+    assert len(json.loads(meshnode("peers", "--json").out)["peers"]) == 3
+
+
+def test_models(meshnode: Meshnode, node: FakeNode) -> None:
+    assert meshnode("models").out == f"smollm2\t{ARTIFACT}\t30\tcomplete\t3 holders\t\n"
+    node.complete = False
+    assert "missing 10-20" in meshnode("models").out
+    assert json.loads(meshnode("models", "--json").out)["models"][0]["missing"] == [[10, 20]]
+
+
+def test_route(meshnode: Meshnode, node: FakeNode) -> None:
+    ended = meshnode("route", "smollm2")
+    assert ended.status == 0
+    assert ended.out.splitlines()[1] == f"1\t{PEERS[1]}\t10-20\t10-20"
+    assert json.loads(meshnode("route", "smollm2", "--json").out)["hops"] == HOPS
+
+
+def test_no_route_says_why(meshnode: Meshnode, node: FakeNode) -> None:
+    node.complete = False
+    ended = meshnode("route", "smollm2")
+    assert ended.status == CODES["no_route"][0]
+    assert "busy: no session is free" in ended.out
+    assert "error no_route: no route covers the layers 10-20" in ended.err
+    ended = meshnode("route", "smollm2", "--json")
+    assert ended.status == CODES["no_route"][0]
+    assert json.loads(ended.out)["missing"] == [[10, 20]]
+
+
+def test_unknown_model(meshnode: Meshnode, node: FakeNode) -> None:
+    ended = meshnode("route", "other")
+    assert ended.status == CODES["unknown_model"][0]
+    assert ended.err.startswith("error unknown_model: ")
+
+
+def test_invite(meshnode: Meshnode, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meshnode("invite").out == "meshnode-invite-1.fake604800\n"
+    assert meshnode("invite", "--expires", "12h").out == "meshnode-invite-1.fake43200\n"
+    ended = meshnode("invite", "--expires", "soon")
+    assert (ended.status, ended.err.split(":")[0]) == (2, "error usage")
+    line = Invite("mesh-1", bytes(32), ("/ip4/127.0.0.1/tcp/1",), 99).to_line()
+
+    async def invite(expires_s: float) -> str:
+        return line
+
+    monkeypatch.setattr(node, "invite", invite)
+    out = tmp_path / "invite"
+    os.umask(0)
+    ended = meshnode("invite", "--out", str(out))
+    assert (ended.status, ended.out) == (0, "")
+    assert out.read_text() == line + "\n"
+    assert out.stat().st_mode & 0o777 == 0o600
+    said = json.loads(meshnode("invite", "--json").out)
+    assert said == {"mesh_id": "mesh-1", "addresses": ["/ip4/127.0.0.1/tcp/1"], "expires": 99, "invite": line}
+    assert meshnode("invite", "--out", str(tmp_path / "no" / "folder")).status == CODES["bad_home"][0]
+
+
+def test_stop_waits_for_the_end(meshnode: Meshnode, node: FakeNode, home: Home) -> None:
+    ended = meshnode("stop", "--json")
+    assert json.loads(ended.out)["stopped"]
+    assert home.holder() is None
+    assert meshnode("stop").status == CODES["no_node"][0]
+
+
+def test_stop_says_when_it_does_not_end(meshnode: Meshnode, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshnode.cli import stop
+
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "stop", lambda: None)
+        ended = meshnode("stop")
+    assert ended.status == CODES["deadline"][0]
+    assert f"kill -9 {os.getpid()}" in ended.err
+
+
+class TestIdentify:
+    def test_a_model(self, meshnode: Meshnode, tiny_model: Path) -> None:
+        said = json.loads(meshnode("identify", str(tiny_model), "--json").out)
+        assert said["artifact"].startswith("sha256:")
+        assert (said["architecture"], said["n_layer"]) == ("llama", 6)
+        ended = meshnode("identify", str(tiny_model))
+        assert f"identity\t{said['artifact']}" in ended.out.splitlines()
+
+    def test_what_is_none(self, meshnode: Meshnode, tmp_path: Path) -> None:
+        (tmp_path / "text.gguf").write_text("not a model at all")
+        os.mkfifo(tmp_path / "fifo")
+        for name, code in (("text.gguf", "bad_gguf"), ("fifo", "not_a_file"), (".", "not_a_file"), ("no", "not_found")):
+            began = time.monotonic()
+            ended = meshnode("identify", str(tmp_path / name))
+            assert ended.err.startswith(f"error {code}: ")
+            assert ended.status == CODES[code][0]
+            assert len(ended.err.splitlines()) == 2
+            assert time.monotonic() - began < 5
+
+    def test_a_path_stands_for_its_identity(self, meshnode: Meshnode, node: FakeNode, tiny_model: Path) -> None:
+        artifact = json.loads(meshnode("identify", str(tiny_model), "--json").out)["artifact"]
+        meshnode("run", str(tiny_model), "hi", "--max-tokens", "1")
+        assert node.requests[0].model == artifact
