@@ -77,7 +77,7 @@ class Client:
         heads = self._heads(heard)
         prompt = await self._tokenize(ask, heads)
         limit = max(h.offer.context for h in heard)
-        max_tokens = ask.max_tokens if ask.max_tokens is not None else max(1, limit - len(prompt))
+        max_tokens = ask.max_tokens if ask.max_tokens is not None else max(1, min(DEFAULT_TOKENS, limit - len(prompt)))
         if len(prompt) + max_tokens > limit:
             raise MeshError(
                 "context_exceeded",
@@ -177,6 +177,7 @@ class Client:
             journey.lost(peer)
 
 
+DEFAULT_TOKENS = 256  # of an answer whose length nobody named; fewer where the context has no room
 MIN_PREFIX = 6  # hex digits of an identity that are taken for one
 
 

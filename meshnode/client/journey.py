@@ -64,6 +64,7 @@ class Journey:
         self.leases = tuple(leases)
         self.answer = Answer(prompt, max_tokens)
         self._granted = 0
+        self._renewing = trio.CancelScope()
         self._sent = LinkLog(self.head.node, "out", "prompt")
         self._received = LinkLog(self.tail.node, "in", "answer")
         self._inbox, self._arrivals = trio.open_memory_channel[Tokens | MeshError](math.inf)
@@ -115,14 +116,23 @@ class Journey:
             done = True
             yield finished
 
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_renewing)
             try:
                 yield events()
+            except Exception as error:  # handed on below, outside of the nursery that would wrap it in a group
+                failure = error
             finally:
                 nursery.cancel_scope.cancel()
                 if not done:
                     await self._abandon()
+        if failure is not None:
+            raise failure
+
+    def stop_renewing(self) -> None:
+        """From here on every hop ends the session by itself, within its time to live."""
+        self._renewing.cancel()
 
     async def _tokens_as_they_come(self) -> AsyncIterator[Token]:
         await self._grant_credit()
@@ -178,14 +188,14 @@ class Journey:
             await self._links.send(tail.node, Credit(tail.lease, self.grant.session, self.grant.epoch, self._granted))
 
     async def _keep_renewing(self) -> None:
-        head = self.head
-        while True:
-            await trio.sleep(min(lease.ttl for lease in self.leases) / 1000 / RENEWALS)
-            try:
-                await self._links.send(head.node, Renew(head.lease, self.grant.session, self.grant.epoch))
-            except MeshError as error:
-                self._inbox.send_nowait(self._hop_failed(head.node, error.code, error.message))
-                return
+        head, pause = self.head, min(lease.ttl for lease in self.leases) / 1000 / RENEWALS
+        try:
+            with self._renewing:
+                while True:
+                    await trio.sleep(pause)
+                    await self._links.send(head.node, Renew(head.lease, self.grant.session, self.grant.epoch))
+        except MeshError as error:
+            self._inbox.send_nowait(self._hop_failed(head.node, error.code, error.message))
 
     # the end
 

@@ -20,6 +20,8 @@ from ..worker import Worker
 
 log = logging.getLogger(__name__)
 
+STOP_S = 10.0  # a worker that does not let go of a session for so long is being killed for it
+
 
 @dataclass(frozen=True)
 class Place:
@@ -199,12 +201,17 @@ class Hop:
         except MeshError as error:  # the way back is cut as well: the entry node will miss its tokens
             log.info("a failure could not be passed back: %s", error)
 
-    async def stop(self) -> None:
-        """Returns once nothing of this hop is in the worker; its slot is then freed."""
+    async def stop(self, *, worker_ends: bool = False) -> None:
+        """Returns once nothing of this hop is in the worker; its slot is then freed.
+
+        worker_ends: the worker goes as well, and what it holds with it.
+        """
         self._scope.cancel()
-        with trio.CancelScope(shield=True):
+        with trio.move_on_after(STOP_S, shield=True):
             if self._started:
                 await self._stopped.wait()
+            if worker_ends:
+                return
             try:
                 await self.worker.close(self.handle)
             except MeshError as error:  # a dead worker holds nothing any more

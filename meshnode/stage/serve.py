@@ -91,7 +91,7 @@ class Stage:
         for hop in [h for h in self.hops.values() if self._by_lease[h.lease.lease] is holding]:
             with trio.move_on_after(LET_GO_S):
                 await hop.fail(self._key.peer, fault)
-            await self._end(hop, Event.CLOSE)
+            await self._end(hop, Event.CLOSE, worker_ends=True)
 
     # requests
 
@@ -276,13 +276,13 @@ class Stage:
         receipt = hop.account.receipt(final=True)
         return Closed((statements.sign(self._key, self._mesh_id, receipt), *following))
 
-    async def _end(self, hop: Hop, event: Event) -> None:
+    async def _end(self, hop: Hop, event: Event, *, worker_ends: bool = False) -> None:
         """Stops a hop; its place is free only once the worker has let go of the session."""
         if self.hops.pop(hop.lease.lease, None) is None:
             return
         holding = self._by_lease.pop(hop.lease.lease)
         try:
-            await hop.stop()
+            await hop.stop(worker_ends=worker_ends)
         finally:
             holding.book.apply(hop.lease.session, hop.lease.epoch, event, trio.current_time())
 
