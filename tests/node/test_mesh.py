@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 import trio
-from .conftest import CONFIG, TTL_S
 
 from meshnode.api.requests import RunRequest
 from meshnode.errors import MeshError
@@ -18,6 +18,8 @@ from meshnode.ids import Layers
 from meshnode.node import ServeModel
 from meshnode.node.load import Loading
 from meshnode.wire import messages, statements
+
+from .conftest import CONFIG, TTL_S
 
 ROUTES = [
     ("0-6",),
@@ -47,7 +49,7 @@ async def test_every_split_gives_the_answer_of_the_whole(mesh_of: Any, ranges: A
     tiles = [hop["effective"] for hop in answer["route"]]
     assert tiles[0][0] == 0
     assert tiles[-1][1] == 6
-    assert all(a[1] == b[0] for a, b in zip(tiles, tiles[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(tiles))
     assert len(answer["receipts"]) == len(tiles)
     assert {receipt["positions"] for receipt in answer["receipts"]} == {len(answer["prompt_token_ids"]) + 19}
 

@@ -11,7 +11,7 @@ from meshnode.wire import cbor
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=40) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.integers(0, 1000), inner, max_size=4),
-    max_leaves=12,
+    max_leaves=6,  # nested less deeply than what is refused
 )
 
 BAD = {
@@ -50,10 +50,7 @@ def test_bad_bytes_are_refused(name: str) -> None:
 
 @given(VALUES)
 def test_what_we_write_is_what_we_read(value: object) -> None:
-    try:
-        assert cbor.loads(cbor.dumps(value)) == value
-    except MeshError as error:
-        assert "nested" in error.message  # the only bound that these values can reach
+    assert cbor.loads(cbor.dumps(value)) == value
 
 
 @given(st.binary(max_size=60))

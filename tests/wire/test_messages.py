@@ -23,7 +23,7 @@ SIDE = messages.LinkSide(KEY.peer, "in", "residual", 5, 2, D, True)
 
 EXAMPLES = [
     messages.OfferQuery(b"n" * 16, CONTRACT.artifact),
-    messages.Offer(b"n" * 16, KEY.peer, "m", CONTRACT, Layers(0, 10), D, D, 64, 4, 3, ((0, 900),), ("/ip4/1.2.3.4",), True),
+    messages.Offer(b"n" * 16, KEY.peer, "m", CONTRACT, Layers(0, 10), D, D, 64, 4, 3, ((0, 900),), ("/a",), True),
     messages.Offers((SIGNED,)),
     messages.Refusal("busy", "why", (messages.Failed(KEY.peer, 3, "busy", "x"),), 7),
     messages.Tokenize(CONTRACT.artifact, None, (messages.Turn("user", "hi"),)),
