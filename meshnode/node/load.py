@@ -52,7 +52,7 @@ class Loading:
         self.state = "hashing"
         self.progress = 0.0
         self.error: MeshError | None = None
-        self.worker_pid: int | None = None
+        self.worker: Worker | None = None
 
     def view(self) -> dict[str, Any]:
         seen: dict[str, Any] = {
@@ -61,8 +61,10 @@ class Loading:
             "layers": [self.layers.begin, self.layers.end],
             "n_layer": self.summary.n_layer,
             "state": self.state,
-            "worker": self.worker_pid,
+            "worker": self.worker.pid if self.worker else None,
         }
+        if self.worker:
+            seen |= {"tensor_bytes": self.worker.loaded.tensor_bytes, "kv_bytes": self.worker.loaded.kv_bytes}
         if self.state == "hashing":
             seen["progress"] = round(self.progress, 3)
         if self.error:
@@ -83,11 +85,11 @@ class Loading:
                     holding = await self._hold(running)
                     await stage.hold(holding)
                     try:
-                        self.state, self.worker_pid = "ready", running.pid
+                        self.state, self.worker = "ready", running
                         await on_ready()
                         await running.died.wait()
                     finally:
-                        self.worker_pid = None
+                        self.worker = None
                         with trio.CancelScope(shield=True):
                             await stage.let_go(holding)
                 fault = running.fault or MeshError("worker_died", "the worker ended")
