@@ -16,20 +16,7 @@ _STARTS = (
     "SELECT name, age FROM people WHERE",
     "In 1969 the first people",
 )
-_WORDS = (
-    "light",
-    "over",
-    "water",
-    "and",
-    "every",
-    "node",
-    "remembers",
-    "a part",
-    "of what",
-    "was said",
-    "quiet",
-    "the",
-)
+_WORDS = ("light", "over", "water", "and", "every", "node", "remembers", "a part", "of what", "was said")
 
 
 def draw(seed: int, count: int) -> list[str]:

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import Lab, lab_of, mapped, open_files
+from .conftest import MESHNODE, Lab, lab_of, mapped, open_files
 from .exactness import SPLITS, answers
 from .prompts import draw
 
@@ -136,9 +135,9 @@ def test_everything_ends_with_the_lab(model: Path, tmp_path: Path) -> None:
 
 
 def test_one_question_brings_up_a_lab_and_takes_it_down(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "meshnode", "lab", "run", "--nodes", "3", "--layers", "0-10,10-20,20-30",
-               "--model", str(model), "--prompt", "The capital of France is", "--max-tokens", "8", "--temperature", "0", "--json",
-               "--home", str(tmp_path)]  # fmt: skip
+    shape = ("--nodes", "3", "--layers", "0-10,10-20,20-30", "--home", str(tmp_path), "--json")
+    ask = ("--model", str(model), "--prompt", "The capital of France is", "--max-tokens", "8", "--temperature", "0")
+    command = [*MESHNODE, "lab", "run", *shape, *ask]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     said = json.loads(done.stdout)
     assert {"text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "route", "timing", "receipts"} <= set(
