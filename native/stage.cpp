@@ -1,0 +1,534 @@
+// The engine behind stage.h: the only file that includes llama.h.
+#include "stage.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <mutex>
+#include <numeric>
+#include <set>
+
+#include "architectures.h"
+#include "chat.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "gguf.h"
+#include "llama-ext.h"
+#include "llama.h"
+#include "probe.h"
+
+#ifndef MESHNODE_ENGINE_PIN
+#define MESHNODE_ENGINE_PIN "unknown"
+#endif
+#ifndef MESHNODE_ENGINE_PATCHES
+#define MESHNODE_ENGINE_PATCHES "unknown"
+#endif
+
+namespace meshnode {
+namespace {
+
+constexpr auto kKvType = GGML_TYPE_F16;
+
+// The engine says why it fails only in its log; this keeps the errors of the call in progress.
+class Log {
+  public:
+    static Log & get() {
+        static Log log;
+        return log;
+    }
+    void clear() {
+        std::lock_guard lock(mutex_);
+        text_.clear();
+    }
+    bool has(std::string_view what) { return text().find(what) != std::string::npos; }
+    std::string text() {
+        std::lock_guard lock(mutex_);
+        return text_;
+    }
+    std::string last_line() {
+        std::string all = text();
+        all.erase(all.find_last_not_of('\n') + 1);
+        return all.substr(all.rfind('\n') + 1);
+    }
+
+  private:
+    static constexpr size_t kMost = 4096;
+
+    Log() {
+        llama_log_set(
+            [](ggml_log_level level, const char * text, void * self) {
+                if (level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_ERROR) {
+                    std::fputs(text, stderr);
+                }
+                if (level == GGML_LOG_LEVEL_ERROR) {
+                    static_cast<Log *>(self)->add(text);
+                }
+            },
+            this);
+        llama_backend_init();
+        // Steps of many positions come and go: their buffers return to the system instead of staying with the heap.
+        mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    }
+    void add(const char * text) {
+        std::lock_guard lock(mutex_);
+        if (text_.size() < kMost) {
+            text_ += text;
+        }
+    }
+
+    std::mutex  mutex_;
+    std::string text_;
+};
+
+// Which kernels run is a switch of the whole process.
+void select_numerics(Numerics numerics) {
+    static std::once_flag once;
+    static Numerics selected;
+    std::call_once(once, [&] {
+        selected = numerics;
+        ggml_cpu_set_batch_invariant(numerics == Numerics::invariant);
+    });
+    if (numerics != selected) {
+        throw StageError("internal", "one process cannot serve both kinds of numerics");
+    }
+}
+
+struct FileFacts {
+    std::string   architecture;
+    std::set<int> types;
+};
+
+FileFacts read_facts(const std::string & path) {
+    ggml_context * tensors = nullptr;
+    std::unique_ptr<gguf_context, decltype(&gguf_free)> file(gguf_init_from_file(path.c_str(), {true, &tensors}), gguf_free);
+    std::unique_ptr<ggml_context, decltype(&ggml_free)> keep(tensors, ggml_free);
+    if (!file) {
+        throw StageError("bad_model", "the file is no GGUF model");
+    }
+    FileFacts facts;
+    const int64_t key = gguf_find_key(file.get(), "general.architecture");
+    if (key < 0 || gguf_get_kv_type(file.get(), key) != GGUF_TYPE_STRING) {
+        throw StageError("bad_model", "the file does not name its architecture");
+    }
+    facts.architecture = gguf_get_val_str(file.get(), key);
+    for (int64_t i = 0; i < gguf_get_n_tensors(file.get()); i++) {
+        facts.types.insert(gguf_get_tensor_type(file.get(), i));
+    }
+    return facts;
+}
+
+StageError load_error(const char * fallback) {
+    Log & log = Log::get();
+    if (log.has("cannot be cut")) {
+        return {"unsupported_architecture", log.text().substr(log.text().find("architecture '"))};
+    }
+    if (log.has("layer range [")) {
+        return {"bad_layers", log.text().substr(log.text().find("layer range ["))};
+    }
+    if (log.has("unable to allocate") || log.has("failed to allocate") || log.has("bad_alloc")) {
+        return {"out_of_memory", "there is not enough memory for these layers, sessions and context"};
+    }
+    const std::string line = log.last_line();
+    return {"bad_model", line.empty() ? fallback : line};
+}
+
+std::string json(std::string_view text) {
+    std::string out = "\"";
+    for (char c : text) {
+        if (c == '"' || c == '\\') {
+            out += '\\';
+        }
+        out += c;
+    }
+    return out + '"';
+}
+
+// The CPU features that the engine was built for, such as AVX2, sorted.
+std::vector<std::string> features() {
+    std::vector<std::string> out;
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    auto get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
+    for (const ggml_backend_feature * f = get ? get(reg) : nullptr; f && f->name; f++) {
+        const std::string value = f->value;
+        if (value != "0") {
+            out.push_back(value == "1" ? f->name : f->name + ("=" + value));
+        }
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+}
+
+std::string recipe(Numerics numerics, bool repack, bool flash_attention) {
+    auto boolean = [](bool value) { return value ? "true" : "false"; };
+    std::string isa;
+    for (const std::string & name : features()) {
+        isa += (isa.empty() ? "" : ",") + json(name);
+    }
+    return std::string("{\"backend\":\"cpu\",\"engine\":") + json(MESHNODE_ENGINE_PIN) +
+           ",\"flash_attention\":" + boolean(flash_attention) + ",\"isa\":[" + isa +
+           "],\"kv\":" + json(ggml_type_name(kKvType)) +
+           ",\"numerics\":" + json(numerics == Numerics::invariant ? "invariant" : "fast") +
+           ",\"patches\":" + json(MESHNODE_ENGINE_PATCHES) + ",\"repack\":" + boolean(repack) + "}";
+}
+
+std::vector<Control> controls_of(const llama_vocab * vocab) {
+    std::vector<Control> out;
+    for (int32_t id = 0; id < llama_vocab_n_tokens(vocab); id++) {
+        const auto attr = llama_vocab_get_attr(vocab, id);
+        const char * text = llama_vocab_get_text(vocab, id);
+        if ((attr & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN)) && text && *text) {
+            out.push_back({text, id, bool(attr & LLAMA_TOKEN_ATTR_LSTRIP), bool(attr & LLAMA_TOKEN_ATTR_RSTRIP)});
+        }
+    }
+    std::stable_sort(out.begin(), out.end(),
+                     [](const Control & a, const Control & b) { return a.text.size() > b.text.size(); });
+    return out;
+}
+
+std::string apply_template(const char * tmpl, std::span<const Message> messages) {
+    std::vector<llama_chat_message> chat;
+    size_t size = 256;
+    for (const Message & m : messages) {
+        chat.push_back({m.role.c_str(), m.content.c_str()});
+        size += 2 * (m.role.size() + m.content.size()) + 64;
+    }
+    for (std::string out(size, '\0');; out.resize(size)) {
+        const int32_t n = llama_chat_apply_template(tmpl, chat.data(), chat.size(), true, out.data(), int32_t(out.size()));
+        if (n <= int32_t(out.size())) {
+            return out.substr(0, size_t(std::max(n, 0)));
+        }
+        size = size_t(n);
+    }
+}
+
+// What a slot holds: positions [0, used), all of them computed in these layers.
+struct Slot {
+    int32_t used = 0;
+    Layers  layers;
+};
+
+class Engine final : public Stage {
+  public:
+    explicit Engine(const LoadOptions & options) {
+        Log::get().clear();
+        const FileFacts facts = read_facts(options.path);
+        if (!architecture_is_proven(facts.architecture)) {
+            throw StageError("unsupported_architecture",
+                             "the engine is not proven for the architecture '" + facts.architecture + "'");
+        }
+        if (options.n_sessions < 1 || options.n_sessions > llama_max_parallel_sequences()) {
+            throw StageError("bad_frame", "the number of sessions must be in [1, " +
+                                              std::to_string(llama_max_parallel_sequences()) + "]");
+        }
+        if (options.n_ctx < 1 || options.max_step < 1 || options.n_threads < 1 || options.n_ctx > kMostCells ||
+            options.max_step > kMostCells || options.n_threads > kMostThreads) {
+            throw StageError("bad_frame", "context, step and threads must be positive and sane");
+        }
+        select_numerics(options.numerics);
+        load(options);
+        describe(options, facts);
+    }
+
+    const Loaded & loaded() const override { return loaded_; }
+
+    std::vector<StepOutput> forward(std::span<const Step> steps, Layers effective) override {
+        check(steps, effective);
+        std::vector<size_t> order(steps.size());
+        std::iota(order.begin(), order.end(), 0);
+        // Only slots side by side are computed together.
+        std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return steps[a].slot < steps[b].slot; });
+
+        std::vector<StepOutput> out(steps.size());
+        llama_set_layer_range(context_.get(), effective.begin, effective.end);
+        try {
+            for (size_t first = 0; first < order.size();) {
+                size_t last = first, rows = 0;
+                while (last < order.size() && rows + length(steps[order[last]], effective) <= batch_) {
+                    rows += length(steps[order[last++]], effective);
+                }
+                decode(steps, std::span(order).subspan(first, last - first), effective, out);
+                first = last;
+            }
+        } catch (...) {
+            for (const Step & step : steps) {
+                llama_memory_seq_rm(memory(), llama_seq_id(step.slot), step.first_pos, -1);
+            }
+            throw;
+        }
+        for (const Step & step : steps) {
+            slots_[step.slot].used += int32_t(length(step, effective));
+            slots_[step.slot].layers = effective;
+        }
+        return out;
+    }
+
+    int32_t used(uint32_t slot) const override { return slots_.at(check_slot(slot)).used; }
+
+    void truncate(uint32_t slot, int32_t keep) override {
+        Slot & s = slots_[check_slot(slot)];
+        if (keep < 0) {
+            throw StageError("bad_frame", "a slot cannot keep a negative number of positions");
+        }
+        if (keep >= s.used) {
+            return;
+        }
+        if (!llama_memory_seq_rm(memory(), llama_seq_id(slot), keep, -1)) {
+            throw StageError("cache_miss", "the architecture can only forget a whole session");
+        }
+        s.used = keep;
+    }
+
+    std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const override {
+        if (text.size() > kMostText) {
+            throw StageError("bad_prompt", "the text is too long");
+        }
+        std::vector<int32_t> out(text.size() + 8);
+        int32_t n = llama_tokenize(vocab(), text.data(), int32_t(text.size()), out.data(), int32_t(out.size()),
+                                   add_special, parse_special);
+        if (n < 0 && n != INT32_MIN) {
+            out.resize(size_t(-n));
+            n = llama_tokenize(vocab(), text.data(), int32_t(text.size()), out.data(), int32_t(out.size()), add_special,
+                               parse_special);
+        }
+        if (n < 0) {
+            throw StageError("bad_prompt", "the text cannot be tokenized");
+        }
+        out.resize(size_t(n));
+        return out;
+    }
+
+    std::vector<int32_t> tokenize_chat(std::span<const Message> messages) const override {
+        const char * tmpl = llama_model_chat_template(model_.get(), nullptr);
+        if (!tmpl) {
+            throw StageError("no_chat_template", "the model has no chat template");
+        }
+        std::vector<int32_t> out = chat_tokens(
+            messages, {[&](std::span<const Message> m) { return apply_template(tmpl, m); },
+                       [&](const std::string & text) { return tokenize(text, false, false); }, controls_});
+        const int32_t bos = llama_vocab_bos(vocab());
+        if (llama_vocab_get_add_bos(vocab()) && bos >= 0 && (out.empty() || out.front() != bos)) {
+            out.insert(out.begin(), bos);
+        }
+        return out;
+    }
+
+    std::string piece(int32_t token) const override {
+        check_token(token);
+        std::string out(64, '\0');
+        int32_t n = llama_token_to_piece(vocab(), token, out.data(), int32_t(out.size()), 0, false);
+        if (n < 0) {
+            out.resize(size_t(-n));
+            n = llama_token_to_piece(vocab(), token, out.data(), int32_t(out.size()), 0, false);
+        }
+        out.resize(size_t(std::max(n, 0)));
+        return out;
+    }
+
+    bool is_end(int32_t token) const override {
+        check_token(token);
+        return llama_vocab_is_eog(vocab(), token);
+    }
+
+  private:
+    static constexpr uint32_t kMostCells   = 1 << 24;  // a session: keeps every product of sizes below 2^63
+    static constexpr uint32_t kMostThreads = 512;      // GGML_MAX_N_THREADS
+    static constexpr size_t   kMostText    = 1 << 26;  // bytes; lengths are int32 in the engine
+
+    void load(const LoadOptions & options) {
+        const bool invariant = options.numerics == Numerics::invariant;
+
+        llama_model_params mp = llama_model_default_params();
+        mp.load_mode       = LLAMA_LOAD_MODE_MMAP;
+        mp.n_gpu_layers    = 0;
+        mp.use_extra_bufts = !invariant;  // repacked weights round differently
+        mp.layer_begin     = options.layers.begin;
+        mp.layer_end       = options.layers.end;
+        mp.progress_callback = [](float, void *) { return true; };
+        model_.reset(llama_model_load_from_file(options.path.c_str(), mp));
+        if (!model_) {
+            throw load_error("the engine cannot load the model");
+        }
+
+        batch_ = std::max(options.max_step, options.n_sessions);
+        llama_context_params cp = llama_context_default_params();
+        cp.n_seq_max       = options.n_sessions;
+        cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(options.n_ctx) * options.n_sessions, UINT32_MAX / 2));
+        cp.kv_unified      = false;  // a stream each, or neighbours change a session's bits
+        cp.n_batch         = batch_;
+        cp.n_ubatch        = batch_;
+        cp.n_outputs_max   = options.n_sessions;  // logits of one position a session
+        cp.n_threads       = int32_t(options.n_threads);
+        cp.n_threads_batch = int32_t(options.n_threads);
+        cp.type_k = cp.type_v = kKvType;
+        cp.flash_attn_type = invariant ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        cp.swa_full        = true;  // or a window's old cells are gone when positions are taken back
+        cp.no_perf         = true;
+        context_.reset(llama_init_from_model(model_.get(), cp));
+        if (!context_) {
+            throw load_error("the engine cannot make a context");
+        }
+        batch_ = llama_n_batch(context_.get());
+        slots_.resize(options.n_sessions);
+        controls_ = controls_of(vocab());
+    }
+
+    void describe(const LoadOptions & options, const FileFacts & facts) {
+        const bool fast = options.numerics == Numerics::fast;
+        loaded_.architecture = facts.architecture;
+        loaded_.n_layer      = llama_model_n_layer(model_.get());
+        loaded_.layers       = {llama_model_layer_begin(model_.get()), llama_model_layer_end(model_.get())};
+        loaded_.n_embd       = llama_model_n_embd(model_.get());
+        loaded_.n_vocab      = llama_vocab_n_tokens(vocab());
+        loaded_.n_ctx_train  = llama_model_n_ctx_train(model_.get());
+        loaded_.n_sessions   = llama_n_seq_max(context_.get());
+        loaded_.n_ctx        = llama_n_ctx_seq(context_.get());
+        loaded_.max_step     = std::min({options.max_step, batch_, loaded_.n_ctx});
+        const char * tmpl    = llama_model_chat_template(model_.get(), nullptr);
+        const Message probe{"user", "?"};
+        loaded_.has_template = tmpl && !apply_template(tmpl, std::span(&probe, 1)).empty();
+        loaded_.tensor_bytes = llama_model_size(model_.get());
+        for (const auto & [type, bytes] : llama_get_memory_breakdown(context_.get())) {
+            loaded_.kv_bytes += bytes.context;
+        }
+        loaded_.recipe      = recipe(options.numerics, fast, fast);
+        loaded_.fingerprint = fingerprint(facts.types, fast);
+    }
+
+    // Everything the engine would answer with an assertion, that is the end of the process, is caught here.
+    void check(std::span<const Step> steps, Layers effective) const {
+        const Layers held = loaded_.layers;
+        if (effective.begin < held.begin || effective.begin >= effective.end || effective.end > held.end) {
+            throw StageError("bad_layers", "the effective range is not within the layers held");
+        }
+        std::vector<bool> seen(slots_.size(), false);
+        for (const Step & step : steps) {
+            const Slot & slot = slots_[check_slot(step.slot)];
+            if (seen[step.slot]) {
+                throw StageError("bad_frame", "two steps of one slot in one batch");
+            }
+            seen[step.slot] = true;
+            check_input(step, effective);
+            if (step.first_pos != slot.used) {
+                throw StageError("cache_miss", "the cache ends at position " + std::to_string(slot.used) + ", not " +
+                                                   std::to_string(step.first_pos));
+            }
+            if (slot.used > 0 && (effective.begin < slot.layers.begin || effective.end > slot.layers.end)) {
+                throw StageError("cache_miss", "earlier positions were computed in fewer layers");
+            }
+            if (length(step, effective) > loaded_.n_ctx - size_t(slot.used)) {
+                throw StageError("context_exceeded", "the step does not fit the session's " +
+                                                         std::to_string(loaded_.n_ctx) + " positions");
+            }
+        }
+    }
+
+    void check_input(const Step & step, Layers effective) const {
+        const size_t width = size_t(loaded_.n_embd);
+        const bool head = effective.begin == 0;
+        if (head ? !step.residual.empty() : !step.tokens.empty() || step.residual.size() % width != 0) {
+            throw StageError("bad_frame", head ? "layer 0 takes token ids" : "these layers take whole residual rows");
+        }
+        const size_t n = length(step, effective);
+        if (n < 1 || n > loaded_.max_step) {
+            throw StageError("bad_frame", "a step carries 1 to " + std::to_string(loaded_.max_step) + " positions");
+        }
+        for (int32_t token : step.tokens) {
+            check_token(token);
+        }
+        if (!std::all_of(step.residual.begin(), step.residual.end(), [](float x) { return std::isfinite(x); })) {
+            throw StageError("bad_activation", "the residual is not finite");
+        }
+    }
+
+    uint32_t check_slot(uint32_t slot) const {
+        if (slot >= slots_.size()) {
+            throw StageError("bad_frame", "there is no slot " + std::to_string(slot));
+        }
+        return slot;
+    }
+
+    void check_token(int32_t token) const {
+        if (token < 0 || token >= loaded_.n_vocab) {
+            throw StageError("bad_frame", "there is no token " + std::to_string(token));
+        }
+    }
+
+    size_t length(const Step & step, Layers effective) const {
+        return effective.begin == 0 ? step.tokens.size() : step.residual.size() / size_t(loaded_.n_embd);
+    }
+
+    void decode(std::span<const Step> steps, std::span<const size_t> order, Layers effective, std::vector<StepOutput> & out) {
+        const bool head = effective.begin == 0, tail = effective.end == loaded_.n_layer;
+        std::vector<llama_token> tokens;
+        std::vector<float> residual;
+        std::vector<llama_pos> positions;
+        std::vector<llama_seq_id> slots;
+        std::vector<int8_t> wanted;
+        for (size_t i : order) {
+            const Step & step = steps[i];
+            const size_t n = length(step, effective);
+            if (head) {
+                tokens.insert(tokens.end(), step.tokens.begin(), step.tokens.end());
+            }
+            residual.insert(residual.end(), step.residual.begin(), step.residual.end());
+            slots.insert(slots.end(), n, llama_seq_id(step.slot));
+            for (size_t k = 0; k < n; k++) {
+                positions.push_back(step.first_pos + llama_pos(k));
+            }
+            wanted.insert(wanted.end(), n, 0);
+            wanted.back() = tail && step.want_logits;
+        }
+        const size_t rows = positions.size();
+        tokens.resize(rows, 0);  // beside a residual they are ignored
+        std::vector<int32_t> ones(rows, 1);
+        std::vector<llama_seq_id *> ids(rows);
+        for (size_t k = 0; k < rows; k++) {
+            ids[k] = &slots[k];
+        }
+
+        Log::get().clear();
+        const int32_t status = llama_decode(context_.get(), {int32_t(rows), tokens.data(), head ? nullptr : residual.data(),
+                                                             positions.data(), ones.data(), ids.data(), wanted.data()});
+        if (status == 1) {
+            throw StageError("context_exceeded", "the cache has no cells left for the step");
+        }
+        if (status != 0) {
+            StageError error = load_error("the engine failed to compute");
+            throw error.code == "bad_model" ? StageError("internal", error.what()) : error;
+        }
+
+        const float * leaving = llama_get_residual(context_.get());  // waits for the computation
+        size_t row = 0;
+        for (size_t i : order) {
+            const size_t n = length(steps[i], effective);
+            if (!tail) {
+                out[i].residual.assign(leaving + row * size_t(loaded_.n_embd), leaving + (row + n) * size_t(loaded_.n_embd));
+            } else if (steps[i].want_logits) {
+                const float * logits = llama_get_logits_ith(context_.get(), int32_t(row + n - 1));
+                out[i].logits.assign(logits, logits + loaded_.n_vocab);
+            }
+            row += n;
+        }
+    }
+
+    llama_memory_t memory() const { return llama_get_memory(context_.get()); }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
+
+    std::unique_ptr<llama_model, decltype(&llama_model_free)> model_{nullptr, llama_model_free};
+    std::unique_ptr<llama_context, decltype(&llama_free)> context_{nullptr, llama_free};
+    std::vector<Control> controls_;
+    std::vector<Slot> slots_;
+    uint32_t batch_ = 0;  // rows a call of the engine
+    Loaded loaded_;
+};
+
+}  // namespace
+
+std::unique_ptr<Stage> Stage::open(const LoadOptions & options) {
+    return std::make_unique<Engine>(options);
+}
+
+}  // namespace meshnode

@@ -1,0 +1,283 @@
+// test_exact MODEL [--threads N] [--prompt N] [--fast] [--cut C]...
+//
+// Whatever the cut, a chain of two stages computes the very bits of the whole model: at every cut C of the model (or
+// at those given), in one prefill, in a chunked prefill and in decode, the residual of [0, C) and the logits of
+// [0, C) + [C, n) are compared with those of the whole model, and the maximum absolute difference has to be 0.
+// Then: effective ranges within one holding, and sessions computed together against each of them alone.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "stage.h"
+
+using namespace meshnode;
+
+namespace {
+
+using Values = std::vector<float>;
+
+constexpr int kChunk = 17;  // prime, and no multiple of what any kernel takes at once
+constexpr int kDecode = 4;  // steps
+
+struct Arguments {
+    std::string model;
+    uint32_t    threads = 2;
+    int         prompt  = 48;
+    Numerics    numerics = Numerics::invariant;
+    std::vector<int> cuts;
+};
+
+// The largest absolute difference; infinite when shapes differ or something is not a number.
+double difference(const Values & a, const Values & b) {
+    if (a.size() != b.size() || a.empty()) {
+        return std::numeric_limits<double>::infinity();
+    }
+    double most = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        const double d = std::fabs(double(a[i]) - double(b[i]));
+        most = d <= most ? most : std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
+    }
+    return most;
+}
+
+class Report {
+  public:
+    void note(const std::string & what, double d) {
+        most_ = std::max(most_, d);
+        count_++;
+        if (d != 0) {
+            failed_++;
+            std::printf("FAIL %s: max |difference| %g\n", what.c_str(), d);
+        }
+    }
+    int finish() const {
+        std::printf("%s: %d comparisons, max |difference| %g\n", failed_ ? "FAIL" : "ok", count_, most_);
+        return failed_ || count_ == 0 ? 1 : 0;
+    }
+
+  private:
+    double most_ = 0;
+    int count_ = 0, failed_ = 0;
+};
+
+std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t sessions = 2) {
+    LoadOptions options;
+    options.path       = args.model;
+    options.layers     = layers;
+    options.n_sessions = sessions;
+    options.n_ctx      = 256;
+    options.max_step   = 64;
+    options.n_threads  = args.threads;
+    options.numerics   = args.numerics;
+    return Stage::open(options);
+}
+
+int32_t token(int session, int position) {
+    return 100 + (session * 131 + position * 7) % 20000;
+}
+
+// Positions [first, first + n) of a session, at the head.
+struct Text {
+    std::vector<int32_t> ids;
+    Text(int session, int first, int n) {
+        for (int i = 0; i < n; i++) {
+            ids.push_back(token(session, first + i));
+        }
+    }
+};
+
+// What a session gave so far: residuals of all positions, and the logits after each step.
+struct Trace {
+    Values residual;
+    std::vector<Values> logits;
+};
+
+// Runs the text of args.prompt positions in two slots, whole and in chunks, then decodes both at once.
+// input: at layer 0 nothing, else the residuals of all positions of both.
+std::vector<Trace> run(Stage & stage, Layers range, const Arguments & args, const std::vector<Trace> * input) {
+    std::vector<Trace> out(2);
+    const bool head = range.begin == 0;
+    const size_t width = size_t(stage.loaded().n_embd);
+    for (uint32_t slot = 0; slot < 2; slot++) {
+        stage.truncate(slot, 0);
+    }
+    auto push = [&](std::vector<uint32_t> slots, int first, int n) {
+        const Text text(0, first, n);
+        std::vector<Step> steps;
+        for (uint32_t slot : slots) {
+            Step step;
+            step.slot = slot;
+            step.first_pos = first;
+            step.want_logits = true;
+            if (head) {
+                step.tokens = text.ids;
+            } else {
+                step.residual = std::span((*input)[slot].residual).subspan(size_t(first) * width, size_t(n) * width);
+            }
+            steps.push_back(step);
+        }
+        const std::vector<StepOutput> got = stage.forward(steps, range);
+        for (size_t i = 0; i < slots.size(); i++) {
+            Trace & trace = out[slots[i]];
+            trace.residual.insert(trace.residual.end(), got[i].residual.begin(), got[i].residual.end());
+            if (!got[i].logits.empty()) {
+                trace.logits.push_back(got[i].logits);
+            }
+        }
+    };
+    push({0}, 0, args.prompt);
+    for (int first = 0; first < args.prompt; first += kChunk) {
+        push({1}, first, std::min(kChunk, args.prompt - first));
+    }
+    for (int k = 0; k < kDecode; k++) {
+        push({0, 1}, args.prompt + k, 1);
+    }
+    return out;
+}
+
+void compare_logits(Report & report, const std::string & what, const std::vector<Trace> & a, const std::vector<Trace> & b) {
+    const char * names[] = {" prefill", " chunked prefill"};
+    for (int slot = 0; slot < 2; slot++) {
+        if (a[slot].logits.size() != b[slot].logits.size()) {
+            report.note(what + ": number of steps", std::numeric_limits<double>::infinity());
+            continue;
+        }
+        for (size_t i = 0; i < a[slot].logits.size(); i++) {
+            report.note(what + names[slot] + ", logits of step " + std::to_string(i),
+                        difference(a[slot].logits[i], b[slot].logits[i]));
+        }
+    }
+}
+
+void compare_cut(Report & report, const Arguments & args, Stage & whole, const std::vector<Trace> & reference, int cut) {
+    const int n = whole.loaded().n_layer;
+    const std::string name = "cut " + std::to_string(cut);
+
+    auto first = open(args, {0, cut});
+    const std::vector<Trace> boundary = run(*first, {0, cut}, args, nullptr);
+    first.reset();
+    auto second = open(args, {cut, n});
+    const std::vector<Trace> result = run(*second, {cut, n}, args, &boundary);
+    second.reset();
+    compare_logits(report, name, result, reference);
+
+    // The same cut as an effective range of the whole holding.
+    const std::vector<Trace> inner = run(whole, {0, cut}, args, nullptr);
+    for (int slot = 0; slot < 2; slot++) {
+        report.note(name + " residual", difference(boundary[slot].residual, inner[slot].residual));
+    }
+    if (args.numerics == Numerics::invariant) {
+        report.note(name + " residual, chunked or not", difference(boundary[0].residual, boundary[1].residual));
+    }
+}
+
+// Three effective ranges of one holding after each other, on a cut of its own each time.
+void compare_inner(Report & report, const Arguments & args, Stage & whole, const std::vector<Trace> & reference) {
+    const int n = whole.loaded().n_layer;
+    for (int a : {1, n / 3, n - 2}) {
+        const int b = a + std::max(1, (n - a) / 2);
+        if (a < 1 || b >= n) {
+            continue;
+        }
+        const std::vector<Trace> x = run(whole, {0, a}, args, nullptr);
+        const std::vector<Trace> y = run(whole, {a, b}, args, &x);
+        compare_logits(report, "within one holding", run(whole, {b, n}, args, &y), reference);
+    }
+}
+
+// Sessions of different lengths, prefilled and decoded alone and then together.
+void compare_sessions(Report & report, const Arguments & args) {
+    constexpr int sessions = 4, steps = 6;
+    const int lengths[sessions] = {31, 5, 48, 1};
+    auto stage = open(args, {0, -1}, 2 * sessions);
+    const Layers all = stage->loaded().layers;
+    auto step = [](uint32_t slot, int first, const Text & text) {
+        Step s;
+        s.slot = slot;
+        s.first_pos = first;
+        s.tokens = text.ids;
+        s.want_logits = true;
+        return s;
+    };
+    std::vector<std::vector<Values>> alone(sessions);
+    for (int s = 0; s < sessions; s++) {
+        for (int k = 0; k < steps; k++) {
+            const Text text(s, k == 0 ? 0 : lengths[s] + k - 1, k == 0 ? lengths[s] : 1);
+            const Step one = step(uint32_t(sessions + s), k == 0 ? 0 : lengths[s] + k - 1, text);
+            alone[s].push_back(stage->forward(std::span(&one, 1), all)[0].logits);
+        }
+    }
+    for (int k = 0; k < steps; k++) {
+        std::vector<Text> texts;
+        for (int s = 0; s < sessions; s++) {
+            texts.emplace_back(s, k == 0 ? 0 : lengths[s] + k - 1, k == 0 ? lengths[s] : 1);
+        }
+        std::vector<Step> together;
+        for (int s = sessions - 1; s >= 0; s--) {  // the order of the steps must not matter
+            together.push_back(step(uint32_t(s), k == 0 ? 0 : lengths[s] + k - 1, texts[size_t(s)]));
+        }
+        const std::vector<StepOutput> got = stage->forward(together, all);
+        for (int s = 0; s < sessions; s++) {
+            report.note("session " + std::to_string(s) + " beside others, step " + std::to_string(k),
+                        difference(got[size_t(sessions - 1 - s)].logits, alone[s][size_t(k)]));
+        }
+    }
+}
+
+Arguments parse(int argc, char ** argv) {
+    Arguments args;
+    for (int i = 1; i < argc; i++) {
+        const std::string arg = argv[i];
+        auto number = [&] { return i + 1 < argc ? std::atoi(argv[++i]) : 0; };
+        if (arg == "--threads") {
+            args.threads = uint32_t(number());
+        } else if (arg == "--prompt") {
+            args.prompt = number();
+        } else if (arg == "--fast") {
+            args.numerics = Numerics::fast;
+        } else if (arg == "--cut") {
+            args.cuts.push_back(number());
+        } else {
+            args.model = arg;
+        }
+    }
+    if (args.model.empty() || args.prompt < 1 || args.prompt > 64) {
+        std::fprintf(stderr, "usage: test_exact MODEL [--threads N] [--prompt 1..64] [--fast] [--cut C]...\n");
+        std::exit(2);
+    }
+    return args;
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    const Arguments args = parse(argc, argv);
+    Report report;
+    try {
+        auto whole = open(args, {0, -1});
+        const Loaded & loaded = whole->loaded();
+        std::printf("%s, %d layers, %s\nfingerprint %s\n", loaded.architecture.c_str(), loaded.n_layer, loaded.recipe.c_str(),
+                    loaded.fingerprint.c_str());
+        const std::vector<Trace> reference = run(*whole, loaded.layers, args, nullptr);
+        std::vector<int> cuts = args.cuts;
+        for (int cut = 1; args.cuts.empty() && cut < loaded.n_layer; cut++) {
+            cuts.push_back(cut);
+        }
+        for (int cut : cuts) {
+            compare_cut(report, args, *whole, reference, cut);
+        }
+        compare_inner(report, args, *whole, reference);
+        whole.reset();
+        if (args.numerics == Numerics::invariant) {  // the fast kernels do not promise it
+            compare_sessions(report, args);
+        }
+    } catch (const StageError & error) {
+        std::printf("FAIL %s: %s\n", error.code.c_str(), error.what());
+        return 1;
+    }
+    return report.finish();
+}
