@@ -11,7 +11,7 @@ from ..wire.messages import MAX_TEXT, Lease, Receipt, Sampling, Signed, Turn
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. Either prompt (raw text) or chat; max_tokens None: a usual number, or what the context has room for."""
+    """A request: either a prompt (raw text) or a chat. max_tokens None: a usual number, or what there is room for."""
 
     model: str
     prompt: str | None = None

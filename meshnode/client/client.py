@@ -10,7 +10,7 @@ import trio
 
 from ..config import NodeConfig
 from ..errors import MeshError
-from ..ids import ArtifactId, SessionId, new_session
+from ..ids import ArtifactId, PeerId, SessionId, new_session
 from ..keys import NodeKey
 from ..net.directory import Directory
 from ..net.links import Links, Refused
@@ -162,17 +162,17 @@ class Client:
     def _grant(self, session: SessionId, epoch: int, contract: Contract, context: int) -> Grant:
         return Grant(session, epoch, self._key.peer, contract, context)
 
-    async def _tokens(self, peer: str, message: Tokens, _: memoryview) -> None:
+    async def _tokens(self, peer: PeerId, message: Tokens, _: memoryview) -> None:
         journey = self._journeys.get(message.session)
         if journey is not None and message.lease is None:
             journey.tokens(peer, message)
 
-    async def _failure(self, peer: str, message: messages.Failure, _: memoryview) -> None:
+    async def _failure(self, peer: PeerId, message: messages.Failure, _: memoryview) -> None:
         journey = self._journeys.get(message.session)
         if journey is not None and message.lease is None:
             journey.failure(peer, message)
 
-    def _lost(self, peer: str) -> None:
+    def _lost(self, peer: PeerId) -> None:
         for journey in self._journeys.values():
             journey.lost(peer)
 

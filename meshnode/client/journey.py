@@ -12,6 +12,7 @@ import trio
 
 from ..config import NodeConfig
 from ..errors import MeshError
+from ..ids import PeerId
 from ..keys import NodeKey
 from ..ledger.receipts import LinkLog, check_receipts
 from ..net.links import Links
@@ -84,20 +85,20 @@ class Journey:
 
     # what arrives; called by the node's one dispatcher
 
-    def tokens(self, peer: str, message: Tokens) -> None:
+    def tokens(self, peer: PeerId, message: Tokens) -> None:
         if peer == self.tail.node and message.epoch == self.grant.epoch:
             self._inbox.send_nowait(message)
 
-    def failure(self, peer: str, message: Failure) -> None:
+    def failure(self, peer: PeerId, message: Failure) -> None:
         if peer == self.head.node and message.epoch == self.grant.epoch:
             code, say = code_here(message.code), message.say
             self._inbox.send_nowait(self._hop_failed(message.node, code, say))
 
-    def lost(self, peer: str) -> None:
+    def lost(self, peer: PeerId) -> None:
         if peer in (self.head.node, self.tail.node):
             self._inbox.send_nowait(self._hop_failed(peer, "unreachable", "its connection broke"))
 
-    def _hop_failed(self, node: str, code: str, say: str) -> MeshError:
+    def _hop_failed(self, node: PeerId, code: str, say: str) -> MeshError:
         layers = ", ".join(str(lease.effective) for lease in self.leases if lease.node == node) or "unknown"
         return MeshError("hop_failed", f"the hop {node} (layers {layers}) failed: {code}, {say}")
 

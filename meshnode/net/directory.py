@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import trio
 
 from ..errors import MeshError
-from ..ids import ArtifactId, Layers
+from ..ids import ArtifactId, Layers, PeerId
 from ..route.choose import Heard
 from ..wire import statements
 from ..wire.messages import Offer, OfferQuery, Offers
@@ -64,19 +64,19 @@ class Directory:
         """Offers of every artifact."""
         return await self._ask(await self._candidates(list_key(self.mesh_id)), None)
 
-    async def _candidates(self, key: bytes) -> list[str]:
+    async def _candidates(self, key: bytes) -> list[PeerId]:
         # members that are connected already cost one question; the DHT adds those that are not
         found = dict.fromkeys([self._network.peer, *(p.peer for p in self._network.connected())])
         try:
             found |= dict.fromkeys(await self._network.find(key, timeout=FIND_TIMEOUT_S))
         except MeshError as error:
             log.info("look-up in the DHT: %s", error)
-        return list(found)[:ASKED]
+        return [PeerId(peer) for peer in found][:ASKED]
 
-    async def _ask(self, peers: Iterable[str], artifact: ArtifactId | None) -> list[Heard]:
+    async def _ask(self, peers: Iterable[PeerId], artifact: ArtifactId | None) -> list[Heard]:
         heard: list[Heard] = []
 
-        async def ask(peer: str) -> None:
+        async def ask(peer: PeerId) -> None:
             try:
                 heard.extend(await self._offers(peer, artifact))
             except MeshError as error:
@@ -87,7 +87,7 @@ class Directory:
                 nursery.start_soon(ask, peer)
         return heard
 
-    async def _offers(self, peer: str, artifact: ArtifactId | None) -> list[Heard]:
+    async def _offers(self, peer: PeerId, artifact: ArtifactId | None) -> list[Heard]:
         nonce = secrets.token_bytes(16)
         asked = trio.current_time()
         answer = await self._links.request(peer, OfferQuery(nonce, artifact), Offers, timeout=OFFER_TIMEOUT_S)

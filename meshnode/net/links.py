@@ -14,18 +14,20 @@ from typing import Any, TypeVar
 import trio
 
 from ..errors import MeshError
+from ..ids import PeerId
 from ..wire import schema
 from ..wire.messages import ON_LINKS, REQUESTS, Failed, LinkMessage, Refusal, code_here
-from .network import Network, PeerStream
+from .network import Network
+from .stream import PeerStream
 
 log = logging.getLogger(__name__)
 
 REQUEST_PROTOCOL = "/meshnode/request/1"
 LINK_PROTOCOL = "/meshnode/link/1"
 
-OnRequest = Callable[[str, Any], Awaitable[Any]]
-OnMessage = Callable[[str, LinkMessage, memoryview], Awaitable[None]]
-OnLost = Callable[[str], None]
+OnRequest = Callable[[PeerId, Any], Awaitable[Any]]
+OnMessage = Callable[[PeerId, Any, memoryview], Awaitable[None]]  # Any: one kind of LinkMessage
+OnLost = Callable[[PeerId], None]
 M = TypeVar("M")
 
 
@@ -56,8 +58,8 @@ class Links:
         self.on_lost: list[OnLost] = []
 
     @property
-    def peer(self) -> str:
-        return self._network.peer
+    def peer(self) -> PeerId:
+        return PeerId(self._network.peer)
 
     def answer(self, kind: type, handler: OnRequest) -> None:
         self._on_request[kind] = handler
@@ -66,7 +68,7 @@ class Links:
         """Several handlers may take one kind: a node can be a hop and the entry node of one session."""
         self._on_message.setdefault(kind, []).append(handler)
 
-    async def request(self, peer: str, message: Any, expected: type[M], *, timeout: float) -> M:
+    async def request(self, peer: PeerId, message: Any, expected: type[M], *, timeout: float) -> M:
         """The answer; MeshError deadline, unreachable or the peer's own (a Refused)."""
         raw = schema.encode(message)
         with trio.move_on_after(timeout):
@@ -74,13 +76,13 @@ class Links:
                 answer = await self._serve(peer, raw)
             else:
                 answer = await self._network.call(peer, REQUEST_PROTOCOL, raw, timeout=timeout)
-            found = schema.decode(answer, expected, Refusal)
+            found: Any = schema.decode(answer, expected, Refusal)
             if isinstance(found, Refusal):
                 raise Refused(found)
-            return found  # type: ignore[return-value]
+            return found  # type: ignore[no-any-return]
         raise MeshError("deadline", f"{peer} did not answer within {timeout:.1f} s")
 
-    async def send(self, peer: str, message: LinkMessage, payload: bytes | memoryview = b"") -> None:
+    async def send(self, peer: PeerId, message: LinkMessage, payload: bytes | memoryview = b"") -> None:
         """Queues a message on the link to a peer; MeshError unreachable when there is none to be had."""
         header = schema.encode(message)
         if peer == self.peer:
@@ -94,13 +96,13 @@ class Links:
                 del self._out[peer]
             raise
 
-    async def connect(self, peer: str, addresses: tuple[str, ...] = ()) -> None:
+    async def connect(self, peer: PeerId, addresses: tuple[str, ...] = ()) -> None:
         """Makes sure that messages can be sent to a peer at once."""
         if peer != self.peer:
             await self._network.connect(peer, addresses)
             await self._stream(peer)
 
-    async def _stream(self, peer: str) -> PeerStream:
+    async def _stream(self, peer: PeerId) -> PeerStream:
         async with self._dialling.setdefault(peer, trio.Lock()):
             if peer not in self._out:
                 self._out[peer] = await self._network.open(peer, LINK_PROTOCOL)
@@ -114,11 +116,11 @@ class Links:
 
     async def _serve(self, peer: str, raw: bytes) -> bytes:
         try:
-            message = schema.decode(raw, *REQUESTS)
+            message: Any = schema.decode(raw, *REQUESTS)
             handler = self._on_request.get(type(message))
             if handler is None:
                 raise MeshError("bad_frame", f"{type(message).__name__} is not served here")
-            answer = await handler(peer, message)
+            answer = await handler(PeerId(peer), message)
         except Refused as refused:
             answer = Refusal(refused.code, refused.message, refused.failed, refused.attempts)
         except MeshError as error:
@@ -144,11 +146,11 @@ class Links:
                 log.warning("link to oneself: %s", error)
 
     async def _dispatch(self, peer: str, header: bytes, payload: memoryview) -> None:
-        message = schema.decode(header, *ON_LINKS)
+        message: Any = schema.decode(header, *ON_LINKS)
         for handler in self._on_message.get(type(message), ()):
-            await handler(peer, message, payload)
+            await handler(PeerId(peer), message, payload)
 
     def _lost(self, peer: str) -> None:
         self._out.pop(peer, None)
         for callback in self.on_lost:
-            callback(peer)
+            callback(PeerId(peer))

@@ -67,8 +67,8 @@ class Hello:
     versions: tuple[int, ...] = field(2, integers(255, 8))
     mesh_id: str = field(4, text(64, 1))
     nonce: bytes = field(6, octets(NONCE_BYTES))
-    capabilities: tuple[str, ...] = field(7, listing(text(32, 1), 16), ())
-    limits: Limits = field(9, nested(Limits), Limits(MAX_HEADER, MAX_PAYLOAD))
+    capabilities: tuple[str, ...] = field(7, listing(text(32, 1), 16), default=())
+    limits: Limits = field(9, nested(Limits), Limits(MAX_HEADER, default=MAX_PAYLOAD))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Proof:
 class Refusal:
     kind: int = field(0, _kind(3))
     code: str = field(2, text(40, 1))
-    say: str = field(5, text(200), "")
+    say: str = field(5, text(200), default="")
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Loading:
             return identify(self.file, progress, lambda: stop)
 
         try:
-            self.artifact = ArtifactId(await trio.to_thread.run_sync(work, abandon_on_cancel=True))
+            self.artifact = ArtifactId(await trio.to_thread.run_sync(work, abandon_on_cancel=True))  # type: ignore[call-arg]  # old stubs
         finally:
             stop = True  # a thread cannot be cancelled; this ends it within one chunk
 

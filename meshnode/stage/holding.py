@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ids import ArtifactId, Layers
+from ..ids import ArtifactId, Layers, PeerId
 from ..route.lease import LeaseBook
 from ..wire.messages import WIRE_VERSION, Contract, Offer
 from ..worker import Worker
@@ -58,7 +58,7 @@ class Holding:
         begin, n_layer = self.layers.begin, self.worker.loaded.n_layer
         return ((begin, self.token_us * (n_layer - begin) // len(self.layers)),)
 
-    def offer(self, nonce: bytes, node: str, addresses: tuple[str, ...]) -> Offer:
+    def offer(self, nonce: bytes, node: PeerId, addresses: tuple[str, ...]) -> Offer:
         loaded = self.worker.loaded
         return Offer(
             nonce=nonce,

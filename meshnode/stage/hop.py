@@ -11,6 +11,7 @@ from typing import NamedTuple
 import trio
 
 from ..errors import MeshError
+from ..ids import PeerId
 from ..ledger.receipts import Account
 from ..net.links import Links
 from ..session import HopSession, Sampler
@@ -27,18 +28,18 @@ STOP_S = 10.0  # a worker that does not let go of a session for so long is being
 class Place:
     """A hop's neighbours. A lease id is the receiver's own name for the session; the entry node needs none."""
 
-    entry: str
+    entry: PeerId
     before: bytes | None  # the predecessor's lease; None when that is the entry node
     after: bytes | None  # the successor's lease; None at the tail
-    head: tuple[str, bytes]
-    tail: str
+    head: tuple[PeerId, bytes]
+    tail: PeerId
 
 
 class Work(NamedTuple):
-    """Rows that were accepted and wait for the worker."""
+    """Rows [n, ...] that were accepted and wait for the worker."""
 
     first: int
-    count: int
+    n: int
     rows: memoryview  # ids [count] i32, or residuals [count, n_embd] f32
     sample: bool
 
@@ -119,8 +120,8 @@ class Hop:
             residual=None if self.is_head else work.rows,
             sample=work.sample and self.is_tail,
         )
-        self.account.step(work.first, work.count, stepped.compute_ns // 1000)
-        self.computed = work.first + work.count
+        self.account.step(work.first, work.n, stepped.compute_ns // 1000)
+        self.computed = work.first + work.n
         if not self.is_tail:
             await self._push(work, stepped.residual)
         elif stepped.sampled is not None:
@@ -136,13 +137,13 @@ class Hop:
             epoch=lease.epoch,
             step=self.session.sent,
             first=work.first,
-            count=work.count,
+            count=work.n,
             begin=lease.effective.end,
             cached=work.first,
             sample=work.sample,
         )
         self.session.sent += 1
-        self.account.link(lease.successor, "out", "residual").add(work.first, work.count, tensor.sha256)
+        self.account.link(lease.successor, "out", "residual").add(work.first, work.n, tensor.sha256)
         await self._send(lease.successor, Pushes((push,), (tensor,)), residual)
 
     async def _sampled(self, token: int, piece: bytes, is_end: bool) -> None:
@@ -172,11 +173,11 @@ class Hop:
         self._log_tokens(self.place.head[0], "ring", tokens)
         await self._send(self.place.head[0], tokens)
 
-    def _log_tokens(self, peer: str, kind: str, tokens: Tokens) -> None:
+    def _log_tokens(self, peer: PeerId, kind: str, tokens: Tokens) -> None:
         digest = hashlib.sha256(activation.tokens_payload(tokens.ids)).digest()
         self.account.link(peer, "out", kind).add(tokens.first, len(tokens.ids), digest)
 
-    async def _send(self, peer: str, message: Pushes | Tokens, payload: bytes = b"") -> None:
+    async def _send(self, peer: PeerId, message: Pushes | Tokens, payload: bytes = b"") -> None:
         try:
             await self.links.send(peer, message, payload)
         except MeshError as error:
@@ -189,11 +190,11 @@ class Hop:
             lease = self.lease
             await self.links.send(lease.successor, Renew(self.place.after, lease.session, lease.epoch))
 
-    async def fail(self, node: str, error: MeshError) -> None:
+    async def fail(self, node: PeerId, error: MeshError) -> None:
         """Tells the entry node, along the route's links, that `node` cannot go on."""
         await self.send_back(node, error.code, error.message)
 
-    async def send_back(self, node: str, code: str, say: str) -> None:
+    async def send_back(self, node: PeerId, code: str, say: str) -> None:
         lease = self.lease
         failure = Failure(lease.session, lease.epoch, node, code, say[:500], self.place.before)
         try:
@@ -207,7 +208,7 @@ class Hop:
         worker_ends: the worker goes as well, and what it holds with it.
         """
         self._scope.cancel()
-        with trio.move_on_after(STOP_S, shield=True):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + STOP_S):
             if self._started:
                 await self._stopped.wait()
             if worker_ends:

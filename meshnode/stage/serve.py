@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+from typing import Any
 
 import trio
 
 from ..config import NodeConfig
 from ..errors import MeshError
-from ..ids import Layers
+from ..ids import Layers, PeerId
 from ..keys import NodeKey
 from ..ledger.receipts import Account
 from ..net.directory import Directory
@@ -63,7 +64,7 @@ class Stage:
         self._by_lease: dict[bytes, Holding] = {}
         self.addresses: tuple[str, ...] = ()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         links = self._links
         links.answer(messages.OfferQuery, self._offers)
         links.answer(Tokenize, self._tokenize)
@@ -95,7 +96,7 @@ class Stage:
 
     # requests
 
-    async def _offers(self, peer: str, ask: messages.OfferQuery) -> Offers:
+    async def _offers(self, peer: PeerId, ask: messages.OfferQuery) -> Offers:
         offers = [
             statements.sign(self._key, self._mesh_id, holding.offer(ask.nonce, self._key.peer, self.addresses))
             for holding in self.holdings
@@ -103,7 +104,7 @@ class Stage:
         ]
         return Offers(tuple(offers))
 
-    async def _tokenize(self, peer: str, ask: Tokenize) -> Tokenized:
+    async def _tokenize(self, peer: PeerId, ask: Tokenize) -> Tokenized:
         heads = [h for h in self.holdings if h.artifact == ask.artifact and h.is_head]
         if not heads:
             raise MeshError("unknown_model", "this node is no head of that artifact")
@@ -118,7 +119,7 @@ class Stage:
             raise MeshError("context_exceeded", f"the prompt has {len(ids)} tokens, the context {limit}")
         return Tokenized(tuple(ids))
 
-    async def _open(self, peer: str, ask: RouteOpen) -> RouteReady:
+    async def _open(self, peer: PeerId, ask: RouteOpen) -> RouteReady:
         """Leases the layers from ask.begin on, and has a successor lease the rest."""
         grant = statements.check(ask.grant, Grant, self._mesh_id)
         if ask.grant.signer != grant.entry:
@@ -154,7 +155,7 @@ class Stage:
             )
         return best
 
-    async def _lease(self, peer: str, ask: RouteOpen, grant: Grant, holding: Holding) -> RouteReady:
+    async def _lease(self, peer: PeerId, ask: RouteOpen, grant: Grant, holding: Holding) -> RouteReady:
         me, lease_id = self._key.peer, secrets.token_bytes(8)
         handle = int.from_bytes(secrets.token_bytes(8), "big")
         effective = Layers(ask.begin, holding.layers.end)
@@ -250,7 +251,7 @@ class Stage:
         say = f"nobody takes the layers from {begin} on{tried}"
         raise Refused(Refusal("no_route", say, tuple(failed[:128]), attempts))
 
-    async def _close(self, peer: str, ask: Close) -> Closed:
+    async def _close(self, peer: PeerId, ask: Close) -> Closed:
         hop = self.hops.get(ask.lease)
         if hop is None or (ask.session, ask.epoch) != (hop.lease.session, hop.lease.epoch):
             raise MeshError("unknown_session", "no lease of that name is held here")
@@ -288,7 +289,7 @@ class Stage:
 
     # links
 
-    def _hop_of(self, lease: bytes, sender: str, leased: str) -> Hop | None:
+    def _hop_of(self, lease: bytes, sender: PeerId, leased: str) -> Hop | None:
         hop = self.hops.get(lease)
         if hop is None:
             log.info("a message for a lease that is not held here, from %s", sender)
@@ -297,7 +298,7 @@ class Stage:
             return None
         return hop
 
-    async def _pushes(self, peer: str, message: Pushes, payload: memoryview) -> None:
+    async def _pushes(self, peer: PeerId, message: Pushes, payload: memoryview) -> None:
         hops = [self._hop_of(push.lease, peer, "predecessor") for push in message.pushes]
         known = [hop for hop in hops if hop is not None]
         if not known:
@@ -314,7 +315,7 @@ class Stage:
             except MeshError as error:
                 await hop.fail(peer, error)
 
-    async def _ring(self, peer: str, message: Tokens, _: memoryview) -> None:
+    async def _ring(self, peer: PeerId, message: Tokens, _: memoryview) -> None:
         if message.lease is None:
             return
         hop = self._hop_of(message.lease, peer, "tail")
@@ -324,12 +325,12 @@ class Stage:
             except MeshError as error:
                 await hop.fail(peer, error)
 
-    async def _credit(self, peer: str, message: Credit, _: memoryview) -> None:
+    async def _credit(self, peer: PeerId, message: Credit, _: memoryview) -> None:
         hop = self._hop_of(message.lease, peer, "entry")
         if hop is not None and message.epoch == hop.lease.epoch:
             await hop.accept_credit(message)
 
-    async def _renew(self, peer: str, message: Renew, _: memoryview) -> None:
+    async def _renew(self, peer: PeerId, message: Renew, _: memoryview) -> None:
         hop = self._hop_of(message.lease, peer, "predecessor")
         if hop is None or message.epoch != hop.lease.epoch:
             return
@@ -340,13 +341,13 @@ class Stage:
         except MeshError as error:
             await hop.fail(hop.lease.successor, error)
 
-    async def _failure(self, peer: str, message: Failure, _: memoryview) -> None:
+    async def _failure(self, peer: PeerId, message: Failure, _: memoryview) -> None:
         if message.lease is not None:
             hop = self._hop_of(message.lease, peer, "successor")
             if hop is not None:
                 await hop.send_back(message.node, message.code, message.say)
 
-    def _lost(self, peer: str) -> None:
+    def _lost(self, peer: PeerId) -> None:
         gone = MeshError("unreachable", "the connection to the next hop broke")
         for hop in list(self.hops.values()):
             if hop.lease.successor == peer and not hop.is_tail:

@@ -63,11 +63,11 @@ class Contract:
 class Sampling:
     """How the tail picks a token. Temperature 0 is exact argmax; the seed is used above it."""
 
-    temperature: int = field(1, uint(100_000_000), 0)  # millionths
-    top_k: int = field(3, uint(1 << 20), 0)  # 0: all
-    top_p: int = field(5, uint(1_000_000), 1_000_000)  # millionths
-    min_p: int = field(7, uint(1_000_000), 0)  # millionths
-    seed: int = field(9, uint((1 << 64) - 1), 0)
+    temperature: int = field(1, uint(100_000_000), default=0)  # millionths
+    top_k: int = field(3, uint(1 << 20), default=0)  # 0: all
+    top_p: int = field(5, uint(1_000_000), default=1_000_000)  # millionths
+    min_p: int = field(7, uint(1_000_000), default=0)  # millionths
+    seed: int = field(9, uint((1 << 64) - 1), default=0)
 
 
 @message(1)
@@ -75,7 +75,7 @@ class OfferQuery:
     """Asks a node for its offers; the nonce makes the answer fresh."""
 
     nonce: bytes = field(2, octets(16))
-    artifact: ArtifactId | None = field(3, ARTIFACT, None)
+    artifact: ArtifactId | None = field(3, ARTIFACT, default=None)
 
 
 @message(2)
@@ -92,7 +92,9 @@ class Offer:
     context: int = field(16, POSITION)  # KV cells a session
     sessions: int = field(18, uint(256))
     free: int = field(20, uint(256))  # sessions
-    pairs: tuple[tuple[int, int], ...] = field(22, listing(integers((1 << 53) - 1, 2), MAX_PAIRS))  # (entry layer, us)
+    pairs: tuple[tuple[int, int], ...] = field(
+        22, listing(integers((1 << 53) - 1, 2), MAX_PAIRS)
+    )  # (entry layer, default=us)
     addresses: tuple[str, ...] = field(24, ADDRESSES)
     chat: bool = field(26, flag)
 
@@ -109,7 +111,7 @@ class Failed:
     node: PeerId = field(1, PEER)
     layer: int = field(2, uint(4096))  # where it was to begin
     code: str = field(3, CODE)
-    say: str = field(5, SAY, "")
+    say: str = field(5, SAY, default="")
 
 
 @message(4)
@@ -118,8 +120,8 @@ class Refusal:
 
     code: str = field(2, CODE)
     say: str = field(4, SAY)
-    failed: tuple[Failed, ...] = field(6, listing(nested(Failed), 256), ())
-    attempts: int = field(8, uint(1000), 0)  # left of the budget
+    failed: tuple[Failed, ...] = field(6, listing(nested(Failed), 256), default=())
+    attempts: int = field(8, uint(1000), default=0)  # left of the budget
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ class Tokenize:
     """Asks a head for the ids of a raw text, or of a chat rendered with the model's template. One of the two."""
 
     artifact: ArtifactId = field(2, ARTIFACT)
-    text: str | None = field(3, text(MAX_TEXT), None)
-    chat: tuple[Turn, ...] = field(5, listing(nested(Turn), 1024), ())
+    text: str | None = field(3, text(MAX_TEXT), default=None)
+    chat: tuple[Turn, ...] = field(5, listing(nested(Turn), 1024), default=())
 
 
 @message(6)
@@ -159,7 +161,7 @@ class Hop:
 
     node: PeerId = field(1, PEER)
     lease: bytes = field(2, LEASE_ID)
-    addresses: tuple[str, ...] = field(4, ADDRESSES, ())
+    addresses: tuple[str, ...] = field(4, ADDRESSES, default=())
 
 
 @message(8)
@@ -174,8 +176,8 @@ class RouteOpen:
     sampling: Sampling = field(12, nested(Sampling))
     prompt: tuple[int, ...] = field(14, TOKENS)  # history for the tail's sampling
     max_tokens: int = field(16, POSITION)
-    excluded: tuple[PeerId, ...] = field(18, listing(PEER, 64), ())
-    entry_addresses: tuple[str, ...] = field(20, ADDRESSES, ())
+    excluded: tuple[PeerId, ...] = field(18, listing(PEER, 64), default=())
+    entry_addresses: tuple[str, ...] = field(20, ADDRESSES, default=())
 
 
 @message(9)
@@ -203,7 +205,7 @@ class Lease:
 class RouteReady:
     leases: tuple[Signed, ...] = field(2, listing(SIGNED, MAX_HOPS, 1))  # this hop's first, the tail's last
     attempts: int = field(4, uint(1000))  # left of the budget
-    failed: tuple[Failed, ...] = field(6, listing(nested(Failed), 256), ())
+    failed: tuple[Failed, ...] = field(6, listing(nested(Failed), 256), default=())
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,10 @@ class Push:
     count: int = field(6, integer(1, 4096))
     begin: int = field(8, uint(4096))  # effective start: the layer that these rows enter
     cached: int = field(10, POSITION)  # positions that the receiver must have in its cache
-    sample: bool = field(12, flag, False)  # the last position is the prompt's or the answer's end: the tail samples
-    keep: int | None = field(14, POSITION, None)  # reserved: positions retained before this push
+    sample: bool = field(
+        12, flag, default=False
+    )  # the last position is the prompt's or the answer's end: the tail samples
+    keep: int | None = field(14, POSITION, default=None)  # reserved: positions retained before this push
 
 
 @dataclass(frozen=True)
@@ -249,9 +253,11 @@ class Tokens:
     epoch: int = field(4, EPOCH)
     first: int = field(6, POSITION)  # position of the first token in the session
     ids: tuple[int, ...] = field(8, integers(TOKEN_LIMIT, 256))
-    lease: bytes | None = field(10, LEASE_ID, None)  # the head's, when it is to go on with them; else to the entry node
-    pieces: tuple[bytes, ...] = field(9, listing(octets(0, 1024), 256), ())  # to the entry node
-    finish: str | None = field(11, word("stop", "length"), None)
+    lease: bytes | None = field(
+        10, LEASE_ID, default=None
+    )  # the head's, when it is to go on with them; else to the entry node
+    pieces: tuple[bytes, ...] = field(9, listing(octets(0, 1024), 256), default=())  # to the entry node
+    finish: str | None = field(11, word("stop", "length"), default=None)
 
 
 @message(13)
@@ -282,7 +288,7 @@ class Failure:
     node: PeerId = field(6, PEER)  # who failed, as far as the sender can tell
     code: str = field(8, CODE)
     say: str = field(10, SAY)
-    lease: bytes | None = field(12, LEASE_ID, None)  # the receiver's; to the entry node none
+    lease: bytes | None = field(12, LEASE_ID, default=None)  # the receiver's; to the entry node none
 
 
 @message(16)
@@ -310,7 +316,7 @@ class LinkSide:
     positions: int = field(4, uint())
     leaves: int = field(5, uint(4096))
     root: bytes = field(6, DIGEST)  # Merkle root over the leaves (first, count, digest of the bytes)
-    replay: bool = field(7, flag, False)
+    replay: bool = field(7, flag, default=False)
 
 
 @message(18)
@@ -336,7 +342,7 @@ class Receipt:
     compute: int = field(36, uint())  # us, measured in the worker
     links: tuple[LinkSide, ...] = field(38, listing(nested(LinkSide), 8))
     final: bool = field(40, flag)  # the epoch's last segment
-    previous: bytes | None = field(42, DIGEST, None)  # digest of the receipt of the segment before
+    previous: bytes | None = field(42, DIGEST, default=None)  # digest of the receipt of the segment before
 
 
 @message(19)

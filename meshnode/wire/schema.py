@@ -129,7 +129,7 @@ def nested(cls: type) -> Kind:
     return Kind(_encode_fields, lambda value: _decode_fields(cls, value))
 
 
-def field(key: int, kind: Kind, default: Any = MISSING) -> Any:
+def field(key: int, kind: Kind, *, default: Any = MISSING) -> Any:
     """A field of a message. With a default it is optional, and left out when it has that value."""
     metadata = {"key": key, "kind": kind}
     if default is MISSING:
@@ -186,7 +186,7 @@ def _fields(cls: type) -> tuple[tuple[str, int, Kind, Any], ...]:
 
 def _encode_fields(value: Any) -> dict[int, Any]:
     out = {}
-    for name, key, kind, default in _fields(type(value)):
+    for name, key, kind, default in _fields(type(value)):  # type: ignore[arg-type]  # a class is hashable
         item = getattr(value, name)
         if default is not MISSING and item == default:
             continue
