@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 import trio
 from libp2p.abc import INetStream
@@ -33,7 +33,7 @@ from libp2p.records.validator import NamespacedValidator, Validator
 from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
 
 from ..errors import MeshError
-from .identify import remember
+from .identify import known_addresses, remember
 from .swarm import MeshHost
 
 log = logging.getLogger(__name__)
@@ -50,16 +50,16 @@ FIRST_REFRESH, LAST_REFRESH = 0.5, 60.0  # s between looking for members around 
 
 
 class MeshDht:
-    def __init__(self, host: MeshHost, is_member: Callable[[str], bool], *, diverse: bool) -> None:
-        """diverse: members may be strangers to each other, so that few of one network enter a bucket."""
+    def __init__(self, host: MeshHost, members: Collection[str], *, diverse: bool) -> None:
+        """members: those that are connected, as they come and go. diverse: they may be strangers to each other, so that
+        few of one network enter a bucket."""
         self._host = host
+        self._members = members
         self._own = host.get_id()
         validator = NamespacedValidator({"mesh": _NoValues()}, strict_validation=True)
         self._kad = KadDHT(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
         subnet_limit = None if diverse else 0
-        self.table = self._kad.routing_table = MemberTable(
-            self._own, host, is_member, max_peers_per_subnet=subnet_limit
-        )
+        self.table = self._kad.routing_table = MemberTable(self._own, host, members, max_peers_per_subnet=subnet_limit)
         self.records = self._kad.provider_store = Records(host)
         self._kad._provider_rate_max = ANNOUNCE_LIMIT
         self._kad._inbound_limiter = trio.CapacityLimiter(SERVE_STREAMS)
@@ -136,15 +136,22 @@ class MeshDht:
         return list(found)
 
     async def locate(self, peer: str) -> None:
-        """Looks for the addresses of a peer, which go to the address book."""
-        wanted = ID.from_base58(peer).to_bytes()
-        await self._walk(wanted, self._find_node(wanted))
+        """Looks for the addresses of a peer, which go to the address book. Does not ask the peer itself."""
+        wanted = ID.from_base58(peer)
+        find = self._find_node(wanted.to_bytes())
+
+        async def ask(asked: ID) -> list[ID]:
+            return [named for named in await find(asked) if named != wanted]
+
+        await self._walk(wanted.to_bytes(), ask, lambda: bool(known_addresses(self._host.get_peerstore(), wanted)))
 
     # -- look-ups
 
-    async def _walk(self, target: bytes, ask: Callable[[ID], Awaitable[list[ID]]]) -> list[ID]:
+    async def _walk(
+        self, target: bytes, ask: Callable[[ID], Awaitable[list[ID]]], enough: Callable[[], bool] = lambda: False
+    ) -> list[ID]:
         """Asks the members closest to a target, and closer ones that they name; gives who answered, closest first."""
-        known: set[ID] = set(self.table.get_peer_ids())
+        known: set[ID] = {*self.table.get_peer_ids(), *map(ID.from_base58, self._members)}
         asked: set[ID] = set()
         answered: set[ID] = set()
 
@@ -159,7 +166,7 @@ class MeshDht:
             failed = asked - answered
             closest: list[ID] = sort_peer_ids_by_distance(target, list(known - failed - {self._own}))[:BUCKET_SIZE]
             batch = [peer for peer in closest if peer not in asked][:ALPHA]
-            if not batch:
+            if not batch or enough():
                 return closest
             asked.update(batch)
             async with trio.open_nursery() as nursery:
@@ -225,13 +232,13 @@ class MeshDht:
 class MemberTable(RoutingTable):  # type: ignore[misc]
     """A routing table that only members enter."""
 
-    def __init__(self, own: ID, host: MeshHost, is_member: Callable[[str], bool], **limits: int | None) -> None:
+    def __init__(self, own: ID, host: MeshHost, members: Collection[str], **limits: int | None) -> None:
         super().__init__(own, host, **limits)
-        self._is_member = is_member
+        self._members = members
 
     async def add_peer(self, peer_obj: PeerInfo | ID, *, skip_server_mode_check: bool = False) -> bool:
         peer = peer_obj.peer_id if isinstance(peer_obj, PeerInfo) else peer_obj
-        if not self._is_member(str(peer)):
+        if str(peer) not in self._members:
             return False
         return bool(await super().add_peer(peer_obj, skip_server_mode_check=True))
 

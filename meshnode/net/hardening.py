@@ -91,10 +91,12 @@ class Listener(IListener):  # type: ignore[misc]
         self._handler = handler
         self._scope = trio.CancelScope()
         self._listeners: Sequence[trio.SocketListener] = ()
+        self._addresses: tuple[Multiaddr, ...] = ()
 
     async def listen(self, maddr: Multiaddr) -> None:
         host, port = extract_ip_from_multiaddr(maddr), int(maddr.value_for_protocol("tcp") or 0)
         self._listeners = await trio.open_tcp_listeners(port, host=host)
+        self._addresses = tuple(multiaddr_from_socket(listener.socket) for listener in self._listeners)
         self._nursery.start_soon(self._serve)
 
     async def _serve(self) -> None:
@@ -105,7 +107,7 @@ class Listener(IListener):  # type: ignore[misc]
         await self._handler(BufferedTCPStream(stream))
 
     def get_addrs(self) -> tuple[Multiaddr, ...]:
-        return tuple(multiaddr_from_socket(listener.socket) for listener in self._listeners)
+        return self._addresses
 
     async def close(self) -> None:
         self._scope.cancel()

@@ -75,7 +75,7 @@ class Network:
         self._nursery = nursery
         self._joins = [join for join in map(_Join, bootstrap) if join.peer != self.peer]
         self._members = Members(key, Party(membership, key.peer, versions), nursery)
-        self._dht = MeshDht(self._members.host, self._members.__contains__, diverse=membership.secret is None)
+        self._dht = MeshDht(self._members.host, self._members.connections, diverse=membership.secret is None)
         self._members.locate = self._dht.locate
         self._members.on_known = self._dht.joined
         self._members.on_lost.append(self._dht.lost)
