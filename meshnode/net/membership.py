@@ -68,7 +68,7 @@ class Hello:
     mesh_id: str = field(4, text(64, 1))
     nonce: bytes = field(6, octets(NONCE_BYTES))
     capabilities: tuple[str, ...] = field(7, listing(text(32, 1), 16), default=())
-    limits: Limits = field(9, nested(Limits), Limits(MAX_HEADER, default=MAX_PAYLOAD))
+    limits: Limits = field(9, nested(Limits), default=Limits(MAX_HEADER, MAX_PAYLOAD))
 
 
 @dataclass(frozen=True)
