@@ -113,6 +113,18 @@ async def test_a_repeated_push_samples_the_same(fake_worker: Path, spec: Spec) -
         assert again.sampled == first.sampled
 
 
+async def test_a_repeated_push_of_a_residual_samples_the_same(fake_worker: Path, spec: Spec) -> None:
+    sampling = Sampling(temperature=2.0, seed=3, repeat_penalty=3.0)
+    async with open_worker(fake_worker, spec(layers=(3, 6))) as worker:
+        await worker.open(1, sampling, [7])
+        first = await worker.step(1, 0, (3, 6), residual=bytes(64), sample=True)
+        second = await worker.step(1, 1, (3, 6), residual=bytes(64), sample=True)
+        for _ in range(2):
+            await worker.truncate(1, 0)
+            assert (await worker.step(1, 0, (3, 6), residual=bytes(64), sample=True)).sampled == first.sampled
+            assert (await worker.step(1, 1, (3, 6), residual=bytes(64), sample=True)).sampled == second.sampled
+
+
 async def test_the_tail_without_sample_says_nothing(fake_worker: Path, spec: Spec) -> None:
     async with open_worker(fake_worker, spec()) as worker:
         await worker.open(1, Sampling())
