@@ -1,4 +1,4 @@
-"""What a peer may do to a node's connections without harm. The stock faults behind it are named in meshnode/net/swarm.py."""
+"""What a peer may do to a node's connections without harm; the stock faults are named in meshnode/net/swarm.py."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_wildcards_become_addresses_that_can_be_dialled():
     found = [str(a) for a in _without_wildcards([Multiaddr("/ip4/0.0.0.0/tcp/99"), Multiaddr("/ip4/10.0.0.1/tcp/9")])]
     assert "/ip4/10.0.0.1/tcp/9" in found
     assert len(found) >= 2
-    assert not any("0.0.0.0" in a for a in found)  # noqa: S104
+    assert not any("0.0.0.0" in a for a in found)
 
 
 async def test_a_port_in_use_is_said():

@@ -115,7 +115,7 @@ async def test_a_peer_that_answers_pings_is_kept(autojump_clock):
 
 
 async def test_a_node_that_stood_still_itself_lets_its_peers_speak_first(mock_clock):
-    async with muxer(MeshYamux) as (muxed, peer):
+    async with muxer(MeshYamux) as (muxed, _):
         mock_clock.jump(100)  # one ping, and then nothing ran for long
         await trio.testing.wait_all_tasks_blocked()
         assert not muxed.is_closed
@@ -255,10 +255,13 @@ async def test_a_peer_that_takes_no_bytes_is_given_up(monkeypatch):
 
 async def test_a_peer_that_asks_without_reading_is_cut_off():
     async with muxer(MeshYamux, await socket_pair()) as (muxed, peer):
-        with trio.move_on_after(3):
-            with pytest.raises(trio.BrokenResourceError):
-                while True:
-                    await peer.send(frame(PING, SYN, 0, 1) * 1000)
+
+        async def flood():
+            while True:
+                await peer.send(frame(PING, SYN, 0, 1) * 1000)
+
+        with trio.fail_after(3), pytest.raises(trio.BrokenResourceError):
+            await flood()
         await until(lambda: muxed.is_closed, 1)
 
 
