@@ -6,15 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fake_worker import fake_worker_binary
 
 from meshnode.worker import FileStamp, LoadSpec
-
-
-@pytest.fixture(scope="session")
-def fake_worker(pytestconfig: pytest.Config) -> Path:
-    assert pytestconfig.cache is not None
-    return fake_worker_binary(pytestconfig.cache.mkdir("native"))
 
 
 @pytest.fixture
