@@ -14,21 +14,30 @@ from ..errors import MeshError
 # Each limit is far above any model's need and keeps the whole under 2 s and 64 MiB.
 MAX_HEADER = 64 << 20  # bytes before the tensor data; 262k tokens, their scores and 515k merges take 15 MiB
 MAX_TEXTS = 8 << 20  # bytes of all texts and numbers that are kept
-MAX_STRINGS = 1 << 21  # elements in all arrays of strings: each costs 0.3 us
+MAX_STRINGS = 5 << 18  # elements in all arrays of strings; the largest vocabulary has 780,000; each costs up to 0.7 us
 MAX_STRING = 1 << 16  # bytes of an element of an array of strings
 WINDOW = 256 << 10
+
+MAX_BYTE_FORMS = 1024  # there are 256 in a vocabulary
+BYTES = {b"<0x%02X>" % value: value for value in range(256)}
+MARKS = frozenset({b"</s>", b"<unk>", b"<s>", b"<|endoftext|>"})  # tokens that the engine looks up by their text
 
 _U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What the token list was seen to be. byte_forms: the ids whose text is "<0x..>"."""
+    """What the token list was seen to be.
+
+    byte_forms: the ids written "<0x..>"; byte_values: the bytes written "<0x00>" to "<0xFF>"; marks: those of MARKS.
+    """
 
     count: int
     distinct: bool
     bad_text: int | None  # the first id that is no UTF-8
     byte_forms: frozenset[int]
+    byte_values: frozenset[int]
+    marks: frozenset[bytes]
 
 
 def bad(fault: str) -> MeshError:
@@ -83,6 +92,13 @@ class Cursor:
             raise bad(f"the {what} is {value}, more than {limit}")
         return value
 
+    def name(self, limit: int, what: str) -> str:
+        """A text that has to be UTF-8 and hold no NUL, at which the engine would end it."""
+        name = self.text(limit, what)
+        if "\ufffd" in name or "\0" in name:
+            raise bad(f"the {what} is no text: {quote(name)}")
+        return name
+
     def text(self, limit: int, what: str) -> str:
         length = self.scalar("<Q", f"length of the {what}")
         self.need(length, what)
@@ -99,7 +115,8 @@ class Cursor:
         if self.strings > MAX_STRINGS:
             raise bad(f"the {what} brings its lists of strings to {self.strings} elements, more than {MAX_STRINGS}")
         self.need(8 * count, what)
-        hashes, byte_forms, bad_text = array("q"), set[int](), None
+        hashes, bad_text = array("q"), None
+        byte_forms, byte_values, marks = set[int](), set[int](), set[bytes]()
         for i in range(count):
             if self._at + 8 > len(self._buffer):
                 self.need(8, what)
@@ -116,14 +133,18 @@ class Cursor:
                 text = self._buffer[self._at : self._at + length]
                 # the engine reads texts up to their first NUL, and names empty ones so
                 hashes.append(hash(text.partition(b"\0")[0] or b"[EMPTY_%d]" % i))
-                if length == 6 and text.startswith(b"<0x"):
+                if length == 6 and text.startswith(b"<0x") and len(byte_forms) < MAX_BYTE_FORMS:
                     byte_forms.add(i)
+                    if text in BYTES:
+                        byte_values.add(BYTES[text])
+                if text in MARKS:
+                    marks.add(text)
                 if bad_text is None and not text.isascii() and not _is_utf8(text):
                     bad_text = i
             self._at += length
         ordered = np.sort(np.frombuffer(hashes, dtype=np.int64))
         distinct = not bool((ordered[1:] == ordered[:-1]).any())
-        return Tokens(count, distinct, bad_text, frozenset(byte_forms))
+        return Tokens(count, distinct, bad_text, frozenset(byte_forms), frozenset(byte_values), frozenset(marks))
 
     def _fill(self, count: int, what: str) -> None:
         """Make at least `count` more bytes stand in the window; need() has seen that the file is long enough."""

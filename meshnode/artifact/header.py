@@ -114,9 +114,9 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], Tokens
     metadata: dict[str, Value] = {}
     tokens = None
     for i in range(count):
-        key = cursor.text(MAX_KEY, f"key {i}")
-        if not key or "\0" in key:
-            raise bad(f"key {i} is empty or holds a NUL")
+        key = cursor.name(MAX_KEY, f"key {i}")
+        if not key:
+            raise bad(f"key {i} is empty")
         if key in metadata:
             raise bad(f"key {quote(key)} stands there twice")
         what = f"value of {quote(key)}"
@@ -167,7 +167,7 @@ def _alignment(metadata: dict[str, Value]) -> int:
 
 def _read_tensor(cursor: Cursor, index: int) -> Tensor:
     """A row of the tensor table; its offset is still relative to the data's start."""
-    name = cursor.text(MAX_TENSOR_NAME, f"name of tensor {index}")
+    name = cursor.name(MAX_TENSOR_NAME, f"name of tensor {index}")
     what = f"table entry of tensor {quote(name)}"
     n_dims = cursor.scalar("<I", what)
     if not 1 <= n_dims <= MAX_DIMS:

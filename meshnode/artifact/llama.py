@@ -72,16 +72,17 @@ def _check_rest(keys: Keys) -> None:
     """Keys that only change numbers: the types that the engine demands, and values that leave the numbers finite."""
     keys.number("attention.layer_norm_rms_epsilon", 0, 1)
     keys.number("rope.freq_base", 1, 1e12, 1e4)
-    for key in ("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.alpha"):
+    for key in ("rope.scaling.factor", "rope.scale_linear", "rope.scaling.alpha"):
         keys.number(key, 0, 1e6, 0)
+    for key in ("rope.scaling.attn_factor", "attention.scale"):
+        keys.number(key, 0, 100, 0)
     keys.whole("rope.scaling.original_context_length", 1, _MAX, 1)
     keys.flag("rope.scaling.finetuned", False)
     scaling = keys.text("rope.scaling.type", "none")
     if scaling not in ("none", "linear", "yarn"):
         raise bad(f"llama.rope.scaling.type {scaling[:40]!r} is not supported")
     for factor in ("log_multiplier", "ext_factor", "attn_factor", "beta_fast", "beta_slow"):
-        keys.number(f"rope.scaling.yarn_{factor}", -1e6, 1e6, 0)
-    keys.number("attention.scale", 0, 1e6, 0)
+        keys.number(f"rope.scaling.yarn_{factor}", -100, 100, 0)
     if not keys.flag("attention.causal", True):
         raise bad("llama.attention.causal is false: it does not write text")
     for key in ("pooling_type", "classifier.pooling_type", "nextn_predict_layers", "embedding_length_out"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cursor import bad
+from .cursor import MARKS, bad
 from .header import TOKEN_TYPES, TOKENS, Header
 from .keys import Keys
 
@@ -48,6 +48,11 @@ def check_tokenizer(header: Header) -> int:
         raise bad(f"{TOKENS} holds a token twice")
     if tokens.bad_text is not None:
         raise bad(f"token {tokens.bad_text} is no UTF-8")
+    if model == "llama" and len(tokens.byte_values) < 256:
+        raise bad("it has no token for some byte, so that there are texts it cannot take")
+    name = keys.text("general.name", "").lower()
+    if ("phi-3" in name or "phi3" in name) and tokens.marks != MARKS:  # the engine goes by the name
+        raise bad("it is called phi-3, but its tokens are not phi-3's")
     _check_types(header, keys, tokens.count)
     _check_splitting(ggml, model)
     scores = ggml.array("scores", ("f32", "i32"), required=False)

@@ -168,6 +168,7 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "key twice": ({"extra": (Meta("llama.block_count", "u32", 3),)}, "stands there twice"),
     "no architecture": ({"drop": "general.architecture"}, "architecture is missing"),
     "architecture a number": (meta("general.architecture", "u32", 7), "has the type u32"),
+    "another model's name": ({"general.name": "My Phi-3"}, "not phi-3's"),
     "name a number": (meta("general.name", "u32", 7), "has the type u32"),
     "no layers": ({"llama.block_count": 0}, "block_count is 0"),
     "too many layers": ({"llama.block_count": 513}, "block_count is 513"),
