@@ -30,7 +30,8 @@
 namespace meshnode {
 namespace {
 
-constexpr auto kKvType = GGML_TYPE_F16;
+constexpr auto    kKvType     = GGML_TYPE_F16;
+constexpr int64_t kMostLayers = 512;  // LLAMA_MAX_LAYERS
 
 // The engine says why it fails only in its log; this keeps the errors of the call in progress.
 class Log {
@@ -43,15 +44,10 @@ class Log {
         std::lock_guard lock(mutex_);
         text_.clear();
     }
-    bool has(std::string_view what) { return text().find(what) != std::string::npos; }
-    std::string text() {
+    // What was said first, without the line's end; for people only.
+    std::string first(const char * otherwise) {
         std::lock_guard lock(mutex_);
-        return text_;
-    }
-    std::string last_line() {
-        std::string all = text();
-        all.erase(all.find_last_not_of('\n') + 1);
-        return all.substr(all.rfind('\n') + 1);
+        return text_.empty() ? otherwise : text_.substr(0, text_.find('\n'));
     }
 
   private:
@@ -98,8 +94,14 @@ void select_numerics(Numerics numerics) {
 
 struct FileFacts {
     std::string   architecture;
+    int64_t       n_layer = 0;
     std::set<int> types;
 };
+
+int64_t read_number(const gguf_context * file, const std::string & name) {
+    const int64_t key = gguf_find_key(file, name.c_str());
+    return key >= 0 && gguf_get_kv_type(file, key) == GGUF_TYPE_UINT32 ? gguf_get_val_u32(file, key) : 0;
+}
 
 FileFacts read_facts(const std::string & path) {
     ggml_context * tensors = nullptr;
@@ -114,25 +116,16 @@ FileFacts read_facts(const std::string & path) {
         throw StageError("bad_model", "the file does not name its architecture");
     }
     facts.architecture = gguf_get_val_str(file.get(), key);
+    // Blocks that only predict further tokens follow the layers.
+    facts.n_layer = read_number(file.get(), facts.architecture + ".block_count") -
+                    read_number(file.get(), facts.architecture + ".nextn_predict_layers");
+    if (facts.n_layer < 1 || facts.n_layer > kMostLayers) {
+        throw StageError("bad_model", "the file does not say how many layers it has");
+    }
     for (int64_t i = 0; i < gguf_get_n_tensors(file.get()); i++) {
         facts.types.insert(gguf_get_tensor_type(file.get(), i));
     }
     return facts;
-}
-
-StageError load_error(const char * fallback) {
-    Log & log = Log::get();
-    if (log.has("cannot be cut")) {
-        return {"unsupported_architecture", log.text().substr(log.text().find("architecture '"))};
-    }
-    if (log.has("layer range [")) {
-        return {"bad_layers", log.text().substr(log.text().find("layer range ["))};
-    }
-    if (log.has("unable to allocate") || log.has("failed to allocate") || log.has("bad_alloc")) {
-        return {"out_of_memory", "there is not enough memory for these layers, sessions and context"};
-    }
-    const std::string line = log.last_line();
-    return {"bad_model", line.empty() ? fallback : line};
 }
 
 std::string json(std::string_view text) {
@@ -218,6 +211,11 @@ class Engine final : public Stage {
         if (!architecture_is_proven(facts.architecture)) {
             throw StageError("unsupported_architecture",
                              "the engine is not proven for the architecture '" + facts.architecture + "'");
+        }
+        const Layers held = {options.layers.begin, options.layers.end < 0 ? int32_t(facts.n_layer) : options.layers.end};
+        if (held.begin < 0 || held.begin >= held.end || held.end > facts.n_layer) {
+            throw StageError("bad_layers", "layers " + std::to_string(held.begin) + "-" + std::to_string(held.end) +
+                                               " are not a range of the model's " + std::to_string(facts.n_layer));
         }
         if (options.n_sessions < 1 || options.n_sessions > llama_max_parallel_sequences()) {
             throw StageError("bad_frame", "the number of sessions must be in [1, " +
@@ -349,7 +347,7 @@ class Engine final : public Stage {
         mp.progress_callback = [](float, void *) { return true; };
         model_.reset(llama_model_load_from_file(options.path.c_str(), mp));
         if (!model_) {
-            throw load_error("the engine cannot load the model");
+            throw StageError("bad_model", Log::get().first("the engine cannot load the model"));
         }
 
         batch_ = std::max(options.max_step, options.n_sessions);
@@ -368,11 +366,18 @@ class Engine final : public Stage {
         cp.no_perf         = true;
         context_.reset(llama_init_from_model(model_.get(), cp));
         if (!context_) {
-            throw load_error("the engine cannot make a context");
+            throw refused_or("out_of_memory", "there is not enough memory for these layers, sessions and context");
         }
         batch_ = llama_n_batch(context_.get());
         slots_.resize(options.n_sessions);
         controls_ = controls_of(vocab());
+    }
+
+    StageError refused_or(const char * code, const std::string & what) const {
+        if (llama_model_cut_refused(model_.get())) {
+            return {"unsupported_architecture", Log::get().first("the architecture cannot be cut there")};
+        }
+        return {code, what};
     }
 
     void describe(const LoadOptions & options, const FileFacts & facts) {
@@ -496,8 +501,7 @@ class Engine final : public Stage {
             throw StageError("context_exceeded", "the cache has no cells left for the step");
         }
         if (status != 0) {
-            StageError error = load_error("the engine failed to compute");
-            throw error.code == "bad_model" ? StageError("internal", error.what()) : error;
+            throw refused_or("internal", Log::get().first("the engine failed to compute"));
         }
 
         const float * leaving = llama_get_residual(context_.get());  // waits for the computation

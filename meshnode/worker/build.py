@@ -1,0 +1,340 @@
+"""Builds the worker from the pinned engine and our sources, once a machine.
+
+    python -m meshnode.worker.build [--target worker|tests|upstream] [--print-path]
+
+Two levels lie in the cache, `engine/` below config.cache_dir(), each folder named by a hash of all that decides its
+content: the engine's static libraries (pin, patches, flags, compiler, CPU features), and what is linked with them
+(that, and our sources). So another checkout does not compile again, and a change of ours does not compile the engine.
+A folder appears whole, by a rename; a lock a folder lets the second of two builders wait for the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import cache_dir
+from ..errors import MeshError
+from .patch import PatchError, apply
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+LAYOUT = 1  # of the folders in the cache
+CMAKE_MIN = (3, 20)
+LIBRARIES = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
+HEADERS = ("include/*.h", "ggml/include/*.h", "src/llama-ext.h")  # flat in include/ of the built engine
+TARGETS = {  # what is built: executables, whether the engine is patched
+    "worker": (("meshnode-worker",), True),
+    "tests": (("test_exact", "test_stage", "greedy"), True),
+    "upstream": (("parity_upstream",), False),
+}
+NOT_THE_WORKER = ("test_", "fake_", "greedy", "parity_")  # sources whose change leaves the worker as it is
+LOG_TAIL = 25  # lines of a failed build's output that an error shows
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """native/pin.toml: the engine's source and how it is configured."""
+
+    package: str
+    version: str
+    sha256: str
+    source: str
+    cmake: dict[str, str]
+
+    @classmethod
+    def load(cls, native: Path = NATIVE) -> Pin:
+        try:
+            return cls(**tomllib.loads((native / "pin.toml").read_text()))
+        except FileNotFoundError as error:
+            hint = "run from a checkout, installed with `pip install -e .`"
+            raise MeshError("build_failed", "the worker's sources are not beside the package", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Programs of this machine that the build uses, as absolute paths."""
+
+    cmake: str
+    generator: str
+    cc: str
+    cxx: str
+
+    @classmethod
+    def find(cls) -> Tools:
+        """Raises MeshError missing_tool, naming the package to install."""
+        cmake = _tool("cmake", ("cmake",), "cmake")
+        found = re.search(r"(\d+)\.(\d+)", _output(cmake, "--version"))
+        if not found or (int(found[1]), int(found[2])) < CMAKE_MIN:
+            least = ".".join(map(str, CMAKE_MIN))
+            raise MeshError("missing_tool", f"cmake is older than {least}", hint=f"install cmake >= {least}")
+        generator = "Ninja" if shutil.which("ninja") else "Unix Makefiles"
+        if generator != "Ninja":
+            _tool("make", ("make",), "ninja-build")
+        cc = _tool("a C compiler", (os.environ.get("CC", ""), "cc", "gcc", "clang"), "gcc")
+        cxx = _tool("a C++ compiler", (os.environ.get("CXX", ""), "c++", "g++", "clang++"), "g++")
+        return cls(cmake, generator, cc, cxx)
+
+    def identity(self) -> list[str]:
+        """What decides the code that comes out: the compilers and what `native` means on this CPU."""
+        out = []
+        for compiler, language in ((self.cc, "c"), (self.cxx, "c++")):
+            out.append(_output(compiler, "--version").splitlines()[0])
+            macros = _output(compiler, "-march=native", "-dM", "-E", "-x", language, os.devnull)
+            out.append("\n".join(sorted(macros.splitlines())))
+        return out
+
+
+def worker_path(*, progress: Progress | None = None) -> Path:
+    """The worker's executable, built first if need be (minutes).
+
+    progress: gets lines such as "engine: 40 %". Raises MeshError: missing_tool, build_failed.
+    """
+    return build("worker", progress=progress) / "meshnode-worker"
+
+
+def find_worker() -> Path | None:
+    """The worker's executable if it is built already; nothing is built."""
+    path = Builder.make("worker", None).folder / "meshnode-worker"
+    return path if path.exists() else None
+
+
+def build(target: str, *, progress: Progress | None = None) -> Path:
+    """The folder that holds a target's executables (TARGETS), built first if need be. Raises MeshError as above."""
+    return Builder.make(target, progress).build()
+
+
+@dataclass
+class Builder:
+    target: str
+    root: Path  # of this cache
+    pin: Pin
+    tools: Tools
+    patches: tuple[Path, ...]
+    report: Progress
+
+    @classmethod
+    def make(cls, target: str, progress: Progress | None) -> Builder:
+        patches = tuple(sorted((NATIVE / "patches").glob("*.patch"))) if TARGETS[target][1] else ()
+        return cls(target, cache_dir() / "engine", Pin.load(), Tools.find(), patches, progress or (lambda line: None))
+
+    @property
+    def patches_digest(self) -> str:
+        return _digest([path.read_text(encoding="utf-8") for path in self.patches])
+
+    @property
+    def engine(self) -> Path:
+        pin = [self.pin.sha256, self.pin.source, sorted(self.pin.cmake.items())]
+        key = _digest([LAYOUT, pin, self.patches_digest, self.tools.identity()])
+        return self.root / f"engine-{key[:16]}"
+
+    @property
+    def folder(self) -> Path:
+        names = sorted(p for p in NATIVE.iterdir() if p.suffix in (".cpp", ".h") or p.name == "CMakeLists.txt")
+        if self.target == "worker":
+            names = [p for p in names if not p.name.startswith(NOT_THE_WORKER)]
+        sources = [(p.name, p.read_text(encoding="utf-8")) for p in names]
+        return self.root / f"{self.target}-{_digest([LAYOUT, self.engine.name, self.target, sources])[:16]}"
+
+    def build(self) -> Path:
+        engine, folder = self.engine, self.folder
+        if not folder.exists():
+            self._once(engine, self._build_engine)
+            self._once(folder, self._build_target)
+        return folder
+
+    def _once(self, folder: Path, fill: Callable[[Path], None]) -> None:
+        """Lets fill(temporary folder) make what becomes folder, unless it is there or another process makes it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with _lock(self.root / f"{folder.name}.lock"):
+            if folder.exists():
+                return
+            for left in self.root.glob(f".{folder.name}.*"):  # of a builder that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=self.root) as name:
+                made = Path(name) / "out"
+                made.mkdir()
+                fill(made)
+                made.rename(folder)
+
+    def _build_engine(self, out: Path) -> None:
+        source = out.parent / "source"
+        _unpack(self._sdist(), self.pin.source, source)
+        for path in self.patches:
+            try:
+                apply(path.read_text(encoding="utf-8"), source)
+            except PatchError as error:
+                raise MeshError("build_failed", f"{path.name} does not apply: {error}") from error
+        made = out.parent / "build"
+        self._cmake("engine", source, made, self.pin.cmake, ("llama",))
+        (out / "lib").mkdir()
+        (out / "include").mkdir()
+        for name in LIBRARIES:
+            shutil.copy2(next(made.rglob(name)), out / "lib" / name)
+        for pattern in HEADERS:
+            for header in source.glob(pattern):
+                shutil.copy2(header, out / "include" / header.name)
+
+    def _build_target(self, out: Path) -> None:
+        executables = TARGETS[self.target][0]
+        made = out.parent / "build"
+        settings = {
+            "CMAKE_BUILD_TYPE": "Release",
+            "ENGINE": str(self.engine),
+            "ENGINE_PIN": f"{self.pin.package} {self.pin.version} {self.pin.sha256[:16]}",
+            "ENGINE_PATCHES": self.patches_digest[:16],
+        }
+        self._cmake(self.target, NATIVE, made, settings, executables)
+        for name in executables:
+            shutil.copy2(made / name, out / name)
+
+    def _sdist(self) -> Path:
+        """The pinned source distribution, verified; kept in the cache because it is long."""
+        kept = self.root / f"{self.pin.package}-{self.pin.version}.tar.gz"
+        with _lock(self.root / f"{kept.name}.lock"):
+            if not kept.exists() or _file_digest(kept) != self.pin.sha256:
+                self.report(f"engine: fetching {self.pin.package} {self.pin.version}")
+                with tempfile.TemporaryDirectory(prefix=".sdist.", dir=self.root) as name:
+                    self._download(Path(name)).rename(kept)
+        return kept
+
+    def _download(self, folder: Path) -> Path:
+        # With the hash among the requirements pip refuses other bytes before it looks into them.
+        requirement = folder / "requirements.txt"
+        requirement.write_text(f"{self.pin.package}=={self.pin.version} --hash=sha256:{self.pin.sha256}\n")
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--no-binary=:all:"]
+        _run([*pip, "--dest", str(folder), "--requirement", str(requirement)], "pip cannot fetch the engine's source")
+        for path in folder.glob("*.tar.gz"):
+            if _file_digest(path) == self.pin.sha256:
+                return path
+        raise MeshError("build_failed", "the engine's source is not the pinned one", hint="check native/pin.toml")
+
+    def _cmake(self, name: str, source: Path, made: Path, settings: dict[str, str], targets: Sequence[str]) -> None:
+        self.report(f"{name}: configuring")
+        settings = {"CMAKE_C_COMPILER": self.tools.cc, "CMAKE_CXX_COMPILER": self.tools.cxx, **settings}
+        flags = [f"-D{key}={value}" for key, value in settings.items()]
+        failure = f"the {name} cannot be built"
+        _run([self.tools.cmake, "-S", str(source), "-B", str(made), "-G", self.tools.generator, *flags], failure)
+        jobs = str(len(os.sched_getaffinity(0)))
+        command = [self.tools.cmake, "--build", str(made), "--parallel", jobs, "--target", *targets]
+        _run(command, failure, _Percent(name, self.report))
+
+
+class _Percent:
+    """Turns the output of ninja ("[3/78] ...") and make ("[ 4%] ...") into a report every ten percent."""
+
+    def __init__(self, name: str, report: Progress) -> None:
+        self.name, self.report, self.next = name, report, 10
+
+    def __call__(self, line: str) -> None:
+        found = re.match(r"\[\s*(\d+)(?:/(\d+)|%)\]", line)
+        if not found:
+            return
+        percent = 100 * int(found[1]) // int(found[2] or 100)
+        if percent >= self.next:
+            self.report(f"{self.name}: {percent} %")
+            self.next = percent // 10 * 10 + 10
+
+
+def _tool(what: str, names: Sequence[str], package: str) -> str:
+    for name in names:
+        if name and (found := shutil.which(name)):
+            return found
+    raise MeshError("missing_tool", f"{what} is missing", hint=f"install the package {package} (apt install {package})")
+
+
+def _output(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    if result.returncode != 0:
+        raise MeshError("build_failed", f"{Path(command[0]).name} does not work: {result.stderr.strip()[-200:]}")
+    return result.stdout
+
+
+def _run(command: Sequence[str], failure: str, each_line: Progress | None = None) -> None:
+    """Runs a command to its end; when it fails or is interrupted nothing of it stays."""
+    lines: list[str] = []
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # one group, so that the compilers end with it
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if each_line:
+                each_line(line)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGTERM)
+        raise
+    finally:
+        process.wait()
+    if process.returncode != 0:
+        tail = "".join(lines[-LOG_TAIL:]).strip()
+        hint = f"{Path(command[0]).name} ended with {process.returncode}:\n{tail}"
+        raise MeshError("build_failed", failure, hint=hint)
+
+
+def _unpack(sdist: Path, inner: str, to: Path) -> None:
+    """Extracts one folder of a source distribution, whose files all lie in one folder NAME-VERSION/."""
+    with tarfile.open(sdist) as tar:
+        for member in tar:
+            _, _, path = member.name.partition("/")
+            if path.startswith(inner + "/") and (member.isfile() or member.isdir()):
+                member.name = path.removeprefix(inner + "/")
+                tar.extract(member, to, filter="data")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m meshnode.worker.build", description="Builds the worker.")
+    parser.add_argument("--target", choices=sorted(TARGETS), default="worker")
+    parser.add_argument("--print-path", action="store_true", help="print the folder of the executables when done")
+    args = parser.parse_args(argv)
+    try:
+        folder = build(args.target, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    except MeshError as error:
+        print(f"{error}\n{error.hint}", file=sys.stderr)
+        return error.exit_status
+    if args.print_path:
+        print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
