@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from .answer import Answer
 from .identify import identity_of
 from .options import is_path, layers_option, path_of
 from .run import asking, prompt_of, request_of
-from .serve import build_worker
+from .serve import built_worker
 from .status import holding_state
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +62,7 @@ def up(model: str, nodes: int | None, layers: str | None, threads: int | None, h
     with labs.busy(folder):
         if labs.find(folder) is not None:
             raise MeshError("home_in_use", f"a lab is up in {folder}", hint="end it with `meshnode lab down`")
-        build_worker()
+        built_worker(os.environ.get("MESHNODE_WORKER"))
         lab = labs.up(folder, plan, _say(as_json))
     _show(lab, as_json)
 
@@ -122,7 +123,7 @@ def _lab_for(
     lab = labs.find(folder)
     if lab is None:
         plan = labs.plan(path_of(model), nodes, layers_option(layers), threads)
-        build_worker()
+        built_worker(os.environ.get("MESHNODE_WORKER"))
         with labs.passing(folder, plan, _say(as_json)) as lab:
             yield lab
         return

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +40,7 @@ LOG_FILES = 3
 @click.option("--numerics", type=click.Choice(NUMERICS), default=NUMERICS[0], show_default=True)
 @click.option("--lease-ttl", type=float, default=NodeConfig.lease_ttl_s, hidden=True)
 @click.option("--hop-timeout", type=float, default=NodeConfig.hop_timeout_s, hidden=True)
+@click.option("--worker", envvar="MESHNODE_WORKER", hidden=True, help="The worker program, instead of our own build.")
 @click.option("--lifeline", is_flag=True, hidden=True, help="Stop when stdin ends.")
 @common
 def command(
@@ -50,6 +54,7 @@ def command(
     numerics: str,
     lease_ttl: float,
     hop_timeout: float,
+    worker: str | None,
     lifeline: bool,
     home: str | None,
     as_json: bool,
@@ -84,9 +89,8 @@ def command(
     where.create()
     _log_to(where)
     held = ranges[0] if ranges else None
-    if models:
-        build_worker()
-    trio.run(_serve, where, config, joined, models, held, as_json, lifeline)
+    program = built_worker(worker) if models else None
+    trio.run(_serve, where, config, joined, models, held, program, as_json, lifeline)
 
 
 async def _serve(
@@ -95,6 +99,7 @@ async def _serve(
     joined: Joining,
     models: Sequence[str],
     layers: Layers | None,
+    worker: Path | None,
     as_json: bool,
     lifeline: bool,
 ) -> None:
@@ -104,7 +109,9 @@ async def _serve(
 
     served: list[ServeModel] = [ServeModel(path_of(model), layers) for model in models]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_node(home, config, mesh=joined.mesh, bootstrap=joined.bootstrap, models=served) as node:
+        async with open_node(
+            home, config, mesh=joined.mesh, bootstrap=joined.bootstrap, models=served, worker=worker
+        ) as node:
             known = home.known_mesh()
             home.remember(KnownMesh(joined.mesh, joined.bootstrap, known.peers if known else ()))
             async with trio.open_nursery() as nursery:
@@ -164,11 +171,18 @@ async def _until_ready(node: Node, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def build_worker() -> None:
-    """Builds the worker when there is none for this machine; that takes minutes, so it is shown."""
+def built_worker(program: str | None = None) -> Path:
+    """The worker program: the one given, else our own, built when this machine has none yet. That takes minutes."""
+    if program is not None:
+        path = Path(program).expanduser().absolute()
+        if not os.access(path, os.X_OK) or not path.is_file():
+            raise MeshError(
+                "not_found", f"there is no worker program at {show.line(path)}", hint="correct MESHNODE_WORKER"
+            )
+        return path
     from ..worker.build import worker_path
 
-    worker_path()
+    return worker_path()
 
 
 def _log_to(home: Home) -> None:

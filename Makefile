@@ -1,0 +1,76 @@
+# make demo    from nothing to a streamed answer of a mesh on this machine
+# make test    from nothing to all tests passed
+# Both keep one environment in .venv; workers and models are cached outside of the checkout (MESHNODE_CACHE).
+
+PYTHON ?= python3
+PY := .venv/bin/python
+# Named by what it was made from, so that a switch of branches does not install again what is there
+STAMP := .venv/.made-from-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+DEMO_LAB := build/demo
+DEMO_LAYERS := 0-10,10-20,20-30
+DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
+SEED ?= 1
+PROMPTS ?= 20
+
+.PHONY: help setup worker model demo lint test soak exact bench-mesh parity-upstream clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo             a mesh of three nodes on this machine answers a question"
+	@echo "make test             every check and test"
+	@echo "make setup            the environment in .venv"
+	@echo "make worker           the engine's worker, built once a machine"
+	@echo "make model            SmolLM2-135M-Instruct, for the demo and the live tests"
+	@echo "make lint             style, types, floors, generated documents"
+	@echo "make soak             the live tests with many repetitions: make soak SEED=5"
+	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
+	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
+	@echo "make parity-upstream  our worker against the unpatched engine"
+	@echo "make clean            forget .venv and build/"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "meshnode needs Python 3.11 or later; name one: make PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(PY) || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing the environment"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@rm -f .venv/.made-from-* && touch $@
+
+worker: $(STAMP)
+	@$(PY) -m meshnode.worker.build
+
+model: $(STAMP)
+	@$(PY) fixtures/fetch_model.py smollm2
+
+demo: worker
+	@model=$$($(PY) fixtures/fetch_model.py smollm2) && echo && \
+	printf '%s\n\n' "A mesh of three nodes with ten layers each, and one without weights that asks: $(DEMO_PROMPT)" && \
+	$(PY) -m meshnode lab run --home $(DEMO_LAB) --nodes 3 --layers $(DEMO_LAYERS) --model "$$model" \
+		--chat --prompt "$(DEMO_PROMPT)" --max-tokens 128 --details
+
+lint: $(STAMP)
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@mkdir -p build && .venv/bin/lint-imports --no-cache >build/floors 2>&1 || { cat build/floors; exit 1; }
+	@$(PY) -m meshnode.errors --check || { echo "docs/errors.md is not current: python -m meshnode.errors" >&2; exit 1; }
+
+test: worker model lint
+	@$(PY) -m pytest
+
+soak: worker model
+	@MESHNODE_SOAK=1 MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests
+
+# Programs among the tests, which import what lies in fixtures/
+exact: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.live.exactness --seed $(SEED) --prompts $(PROMPTS)
+
+bench-mesh: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.bench.mesh
+
+parity-upstream: model
+	@PYTHONPATH=fixtures $(PY) -m tests.live.parity_upstream --seed $(SEED) --prompts $(PROMPTS)
+
+clean:
+	rm -rf .venv build
