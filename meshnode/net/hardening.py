@@ -76,11 +76,10 @@ class BufferedTCPStream(TrioTCPStream):  # type: ignore[misc]
         return taken
 
     async def write(self, data: bytes) -> None:
-        async with self.write_lock:
-            try:
-                await self.stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise ConnectionClosedError(str(error), transport="tcp") from error
+        try:
+            await self.stream.send_all(data)  # no lock: the handshake's one task writes, then the muxer under its own
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(str(error), transport="tcp") from error
 
 
 class Listener(IListener):  # type: ignore[misc]
@@ -140,14 +139,17 @@ async def _read_line(stream: Any) -> str:
         raise MultiselectError(f"no line of a protocol choice: {error!r}") from error
 
 
-async def propose(stream: Any, protocol: str) -> None:
-    """Asks for one protocol, in one round trip; MultiselectClientError when the other side does not have it."""
+async def propose(stream: Any, protocol: str, first: bytes = b"") -> None:
+    """Asks for one protocol, in one round trip; MultiselectClientError when the other side does not have it.
+
+    first: what is said in it, sent without waiting for the answer.
+    """
     try:
-        await stream.write(encode_delim(MULTISTREAM.encode()) + encode_delim(protocol.encode()))
-        first, answer = await _read_line(stream), await _read_line(stream)
+        await stream.write(encode_delim(MULTISTREAM.encode()) + encode_delim(protocol.encode()) + first)
+        greeting, answer = await _read_line(stream), await _read_line(stream)
     except MultiselectError as error:
         raise MultiselectClientError(str(error)) from error
-    if first != MULTISTREAM or answer != protocol:
+    if greeting != MULTISTREAM or answer != protocol:
         raise MultiselectClientError(f"{protocol} was answered by {answer[:80]!r}")
 
 

@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 from ..errors import MeshError
 from ..keys import NodeKey
 from ..wire import schema
-from ..wire.framing import MAX_HEADER, MAX_PAYLOAD
+from ..wire.framing import MAX_HEADER, MAX_PAYLOAD, encode_frame
 from ..wire.messages import Refusal
 from . import identify
 from .dht import MeshDht
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY, LAST_RETRY = 0.25, 30.0  # s between attempts to reach a bootstrap peer; doubles from one to the other
 GOODBYE_LIMIT = 1.0  # s to close all connections politely
+INLINE_REQUEST = 32 << 10  # bytes of a request that goes along with the choice of its protocol: a round trip less
 MAX_SAY = 1000  # bytes of an error's message that a peer is told: the Refusal's own bound
 
 Handler = Callable[[PeerStream], Awaitable[None]]
@@ -127,9 +128,12 @@ class Network:
     ) -> PeerStream:
         """A stream to a member, which is dialled when needed. MeshError as of connect(), and unreachable when it does
         not speak the protocol."""
+        return await self._open(peer, protocol, b"", max_header, max_payload)
+
+    async def _open(self, peer: str, protocol: str, first: bytes, max_header: int, max_payload: int) -> PeerStream:
         conn = await self._members.reach(peer)
         try:
-            raw = await self._members.host.open_on(conn, protocol)
+            raw = await self._members.host.open_on(conn, protocol, first)
         except (BaseLibp2pError, OSError, trio.TooSlowError) as error:
             raise MeshError("unreachable", f"{peer} opens no {protocol}: {error!r}") from error
         return PeerStream(raw, self._nursery.start_soon, max_header=max_header, max_payload=max_payload)
@@ -143,9 +147,11 @@ class Network:
         server.
         """
         with trio.move_on_after(timeout):
-            stream = await self.open(peer, protocol, max_header=max_response, max_payload=0)
+            first = b"".join(encode_frame(request)) if len(request) <= INLINE_REQUEST else b""
+            stream = await self._open(peer, protocol, first, max_response, 0)
             try:
-                await stream.send(request)
+                if not first:
+                    await stream.send(request)
                 response, _ = await stream.receive()
             except BaseException:
                 stream.reset_now()

@@ -244,12 +244,13 @@ class MeshHost(BasicHost):  # type: ignore[misc]
         conn = await self._reach(str(peer_id))
         return await self.open_on(conn, str(protocol_ids[0]))
 
-    async def open_on(self, conn: MeshConn, protocol: str) -> NetStream:
-        """A stream of `protocol` on this connection; libp2p's errors or TooSlowError when there is none."""
+    async def open_on(self, conn: MeshConn, protocol: str, first: bytes = b"") -> NetStream:
+        """A stream of `protocol` on this connection, begun by `first`; libp2p's errors or TooSlowError when there is
+        none."""
         with trio.fail_after(NEGOTIATION_LIMIT):
             muxed = await conn.muxed_conn.open_stream()
             try:
-                await propose(muxed, protocol)
+                await propose(muxed, protocol, first)
             except BaseException:
                 muxed.reset_now()
                 raise

@@ -3,7 +3,7 @@
 Faults of the stock muxer (libp2p 0.8.1) that are cured here, each by a test in tests/net/test_yamux.py:
 - a peer may send past its receive window, without end: here that ends the connection;
 - a cancelled write leaves half a frame behind and breaks every stream: here a frame that has begun is finished, or
-  the connection is closed after FRAME_WRITE_LIMIT;
+  the connection is closed, FRAME_WRITE_LIMIT later at the earliest;
 - close() and reset() write, so that in a cancelled task they do nothing and the stream leaks: here they only queue;
 - a frozen peer is never noticed: here the connection is closed after DEAD_AFTER without a byte;
 - a peer may open any number of streams: here up to MAX_STREAMS, and a few small ones before it is trusted;
@@ -176,6 +176,7 @@ class MeshYamux(Yamux):  # type: ignore[misc]
         self.trusted = False
         self.window_budget = WINDOW_BUDGET
         self.last_heard = trio.current_time()
+        self._writing_since = math.inf  # when the frame that is being written began
         self._ping_id: int = 0
         self._ping_sent_time: float = 0.0
         self._pending_bytes = 0
@@ -209,20 +210,24 @@ class MeshYamux(Yamux):  # type: ignore[misc]
 
     async def _write_frame(self, data: bytes) -> None:
         """Writes a frame, and before it whatever is queued: what opens a stream is never overtaken by its data."""
-        async with self._write_lock:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._write_lock.acquire_nowait()  # mostly: a turn of the scheduler less for every frame
+        except trio.WouldBlock:
+            await self._write_lock.acquire()
+        try:
             if self.event_shutting_down.is_set():
                 raise ConnectionClosedError("the connection is closed", transport="tcp")
             if self._control:
                 data = bytes(self._control) + data
                 self._control.clear()
-            if not data:
-                return
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + FRAME_WRITE_LIMIT) as limit:
-                await self.secured_conn.write(data)
-            if limit.cancelled_caught:  # half a frame may be out: nothing can follow it
-                log.info("connection to %s takes no bytes; closing it", self.peer_id)
-                await self._cleanup_on_error()
-                raise ConnectionClosedError("the peer takes no bytes", transport="tcp")
+            if data:
+                self._writing_since = trio.current_time()
+                with trio.CancelScope(shield=True):  # ends when the loop that pings closes the socket, at the latest
+                    await self.secured_conn.write(data)
+        finally:
+            self._writing_since = math.inf
+            self._write_lock.release()
 
     async def open_stream(self) -> MeshYamuxStream:
         await self.stream_backlog_semaphore.acquire()
@@ -390,7 +395,7 @@ class MeshYamux(Yamux):  # type: ignore[misc]
     # -- life
 
     async def _measure_rtt_loop(self) -> None:
-        """Pings, and ends the connection when nothing at all comes back."""
+        """Pings, and ends the connection when nothing at all comes back, or nothing more is taken."""
         while True:
             self._ping_id = (self._ping_id + 1) % (1 << 32)
             self._ping_sent_time = before = trio.current_time()
@@ -399,8 +404,8 @@ class MeshYamux(Yamux):  # type: ignore[misc]
             now = trio.current_time()
             if now - before > 2 * PING_INTERVAL:  # it was we who stood still: what came meanwhile is still to be read
                 self.last_heard = now
-            elif now - self.last_heard > DEAD_AFTER:
-                log.info("nothing from %s for %.0f s; closing the connection", self.peer_id, now - self.last_heard)
+            elif now - self.last_heard > DEAD_AFTER or now - self._writing_since > FRAME_WRITE_LIMIT:
+                log.info("closing the connection to %s, which says or takes nothing", self.peer_id)
                 await self._cleanup_on_error()
                 return
 
