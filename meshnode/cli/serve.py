@@ -176,13 +176,19 @@ def built_worker(program: str | None = None) -> Path:
     if program is not None:
         path = Path(program).expanduser().absolute()
         if not os.access(path, os.X_OK) or not path.is_file():
-            raise MeshError(
-                "not_found", f"there is no worker program at {show.line(path)}", hint="correct MESHNODE_WORKER"
-            )
+            hint = "correct MESHNODE_WORKER, or unset it"
+            raise MeshError("not_found", f"there is no worker program at {show.line(path)}", hint=hint)
         return path
     from ..worker.build import worker_path
 
-    return worker_path()
+    with progress.bars() as bars:
+
+        def report(line: str) -> None:  # "engine: 40 %"
+            name, _, part = line.partition(":")
+            number = re.fullmatch(r"\s*(\d+) %", part)
+            bars.show(f"building the worker: {name}", int(number[1]) / 100 if number else None)
+
+        return worker_path(progress=report)
 
 
 def _log_to(home: Home) -> None:

@@ -16,10 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import fetch_model
 from meshnode.artifact.identity import describe, open_artifact
 from meshnode.worker.build import build
-
-import fetch_model
 
 TOKENS = 48
 LENGTHS = (1, 2, 7, 64, 65, 130, 300)  # around the chunk of 64, and beyond several
