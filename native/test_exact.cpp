@@ -26,7 +26,7 @@ constexpr int kDecode = 4;  // steps
 struct Arguments {
     std::string model;
     uint32_t    threads = 2;
-    int         prompt  = 48;
+    int         prompt  = 32;
     Numerics    numerics = Numerics::invariant;
     std::vector<int> cuts;
 };

@@ -1,0 +1,38 @@
+"""The engine on the real model: native tests of its exactness, and of what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from meshnode.worker.build import build
+
+pytestmark = pytest.mark.live
+SPIN = {"GOMP_SPINCOUNT": "5000"}  # as the node sets it: idle threads must not take the cores from the busy ones
+
+
+@pytest.fixture(scope="session")
+def native_tests() -> Path:
+    return build("tests")
+
+
+def passes(*command: Path | str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110, env=SPIN)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_no_bit_changes_at_any_cut(native_tests: Path, model: Path) -> None:
+    said = passes(native_tests / "test_exact", model)
+    assert "30 layers" in said
+    assert "max |difference| 0\n" in said
+
+
+def test_no_bit_changes_with_the_fast_kernels(native_tests: Path, model: Path) -> None:
+    assert "\nok: " in passes(native_tests / "test_exact", model, "--fast", "--cut", "1", "--cut", "17", "--cut", "29")
+
+
+def test_what_a_stage_refuses(native_tests: Path, model: Path) -> None:
+    assert passes(native_tests / "test_stage", model) == "ok\n"
