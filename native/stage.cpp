@@ -333,7 +333,7 @@ class Engine final : public Stage {
   private:
     static constexpr uint32_t kMostCells   = 1 << 24;  // a session: keeps every product of sizes below 2^63
     static constexpr uint32_t kMostThreads = 512;      // GGML_MAX_N_THREADS
-    static constexpr size_t   kMostText    = 1 << 26;  // bytes; lengths are int32 in the engine
+    static constexpr size_t   kMostText    = 1 << 22;  // bytes; more than any context holds
 
     void load(const LoadOptions & options) {
         const bool invariant = options.numerics == Numerics::invariant;

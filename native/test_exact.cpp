@@ -22,6 +22,7 @@ using Values = std::vector<float>;
 
 constexpr int kChunk = 17;  // prime, and no multiple of what any kernel takes at once
 constexpr int kDecode = 4;  // steps
+constexpr int kStep = 64;   // positions at most
 
 struct Arguments {
     std::string model;
@@ -64,13 +65,13 @@ class Report {
     int count_ = 0, failed_ = 0;
 };
 
-std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t sessions = 2) {
+std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t sessions = 2, uint32_t n_ctx = 256) {
     LoadOptions options;
     options.path       = args.model;
     options.layers     = layers;
     options.n_sessions = sessions;
-    options.n_ctx      = 256;
-    options.max_step   = 64;
+    options.n_ctx      = n_ctx;
+    options.max_step   = kStep;
     options.n_threads  = args.threads;
     options.numerics   = args.numerics;
     return Stage::open(options);
@@ -189,41 +190,47 @@ void compare_inner(Report & report, const Arguments & args, Stage & whole, const
     }
 }
 
-// Sessions of different lengths, prefilled and decoded alone and then together.
+// Sessions of different lengths, prefilled and decoded alone and then together, beside one that is so long that
+// attention spans more cells.
 void compare_sessions(Report & report, const Arguments & args) {
-    constexpr int sessions = 4, steps = 6;
+    constexpr int sessions = 4, steps = 6, longer = 260;
     const int lengths[sessions] = {31, 5, 48, 1};
-    auto stage = open(args, {0, -1}, 2 * sessions);
+    auto stage = open(args, {0, -1}, 2 * sessions + 1, 512);
     const Layers all = stage->loaded().layers;
-    auto step = [](uint32_t slot, int first, const Text & text) {
-        Step s;
-        s.slot = slot;
-        s.first_pos = first;
-        s.tokens = text.ids;
-        s.want_logits = true;
-        return s;
+
+    auto forward = [&](const std::vector<uint32_t> & slots, const std::vector<Text> & texts) {
+        std::vector<Step> batch(slots.size());
+        for (size_t i = 0; i < slots.size(); i++) {
+            batch[i].slot        = slots[i];
+            batch[i].first_pos   = stage->used(slots[i]);
+            batch[i].tokens      = texts[i].ids;
+            batch[i].want_logits = true;
+        }
+        return stage->forward(batch, all);
     };
+    auto text = [&](int s, int k) { return k == 0 ? Text(s, 0, lengths[s]) : Text(s, lengths[s] + k - 1, 1); };
+
     std::vector<std::vector<Values>> alone(sessions);
     for (int s = 0; s < sessions; s++) {
         for (int k = 0; k < steps; k++) {
-            const Text text(s, k == 0 ? 0 : lengths[s] + k - 1, k == 0 ? lengths[s] : 1);
-            const Step one = step(uint32_t(sessions + s), k == 0 ? 0 : lengths[s] + k - 1, text);
-            alone[s].push_back(stage->forward(std::span(&one, 1), all)[0].logits);
+            alone[s].push_back(forward({uint32_t(sessions + s)}, {text(s, k)})[0].logits);
         }
     }
+    constexpr uint32_t neighbour = 2 * sessions;
+    for (int first = 0; first < longer; first += kStep) {
+        forward({neighbour}, {Text(sessions, first, std::min(kStep, longer - first))});
+    }
     for (int k = 0; k < steps; k++) {
-        std::vector<Text> texts;
-        for (int s = 0; s < sessions; s++) {
-            texts.emplace_back(s, k == 0 ? 0 : lengths[s] + k - 1, k == 0 ? lengths[s] : 1);
-        }
-        std::vector<Step> together;
+        std::vector<uint32_t> slots = {neighbour};
+        std::vector<Text> texts = {Text(sessions, longer + k, 1)};
         for (int s = sessions - 1; s >= 0; s--) {  // the order of the steps must not matter
-            together.push_back(step(uint32_t(s), k == 0 ? 0 : lengths[s] + k - 1, texts[size_t(s)]));
+            slots.push_back(uint32_t(s));
+            texts.push_back(text(s, k));
         }
-        const std::vector<StepOutput> got = stage->forward(together, all);
+        const std::vector<StepOutput> got = forward(slots, texts);
         for (int s = 0; s < sessions; s++) {
             report.note("session " + std::to_string(s) + " beside others, step " + std::to_string(k),
-                        difference(got[size_t(sessions - 1 - s)].logits, alone[s][size_t(k)]));
+                        difference(got[size_t(sessions - s)].logits, alone[s][size_t(k)]));
         }
     }
 }
@@ -245,7 +252,7 @@ Arguments parse(int argc, char ** argv) {
             args.model = arg;
         }
     }
-    if (args.model.empty() || args.prompt < 1 || args.prompt > 64) {
+    if (args.model.empty() || args.prompt < 1 || args.prompt > kStep) {
         std::fprintf(stderr, "usage: test_exact MODEL [--threads N] [--prompt 1..64] [--fast] [--cut C]...\n");
         std::exit(2);
     }
