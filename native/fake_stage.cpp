@@ -2,11 +2,13 @@
 // layer and the cache as a model's do, and do not depend on how a prompt is cut or who else is in a batch.
 //
 // The "model" is any file. One that begins with "meshnode-fake L E V" has L layers, E channels and V tokens; another
-// has those of the environment's MESHNODE_FAKE_SHAPE="L E V", else 6 16 300. Token ids below 256 are bytes.
+// has those of the environment's MESHNODE_FAKE_SHAPE="L E V", else 6 16 300. Token ids below 256 are bytes. With
+// MESHNODE_FAKE_LOG set it logs the size of each batch.
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -86,6 +88,9 @@ class FakeStage final : public Stage {
         std::vector<size_t> sizes;
         for (const Step & step : steps) {
             sizes.push_back(check(step, e));
+        }
+        if (std::getenv("MESHNODE_FAKE_LOG")) {
+            std::fprintf(stderr, "batch of %zu\n", steps.size());
         }
         std::vector<StepOutput> outputs;
         for (size_t i = 0; i < steps.size(); ++i) {

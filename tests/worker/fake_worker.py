@@ -8,16 +8,17 @@ import subprocess
 from pathlib import Path
 
 NATIVE = Path(__file__).parents[2] / "native"
+HEADERS = ("frames.h", "queue.h", "sample.h", "stage.h")
 SOURCES = ("worker.cpp", "frames.cpp", "sample.cpp", "fake_stage.cpp")
 FLAGS = ("-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", '-DMESHNODE_ENGINE="fake"')
 
 
-def compile_native(folder: Path, name: str, sources: tuple[str, ...], flags: tuple[str, ...] = FLAGS) -> Path:
-    """Compile files of native/ into folder/name-HASH, unless that very thing is there already."""
+def compile_native(folder: Path, stem: str, sources: tuple[str, ...], flags: tuple[str, ...] = FLAGS) -> Path:
+    """Compile files of native/ into folder/stem-HASH, unless that very thing is there already."""
     digest = hashlib.sha256(repr((sources, flags)).encode())
-    for path in sorted([*NATIVE.glob("*.cpp"), *NATIVE.glob("*.h")]):
-        digest.update(path.name.encode() + path.read_bytes())
-    binary = folder / f"{name}-{digest.hexdigest()[:16]}"
+    for name in (*sources, *HEADERS):
+        digest.update(name.encode() + (NATIVE / name).read_bytes())
+    binary = folder / f"{stem}-{digest.hexdigest()[:16]}"
     if not binary.exists():
         unfinished = binary.with_suffix(f".{os.getpid()}")
         compiler = os.environ.get("CXX", "g++")

@@ -104,6 +104,24 @@ async def test_sessions_beside_each_other_are_as_alone(fake_worker: Path, spec: 
         assert [together[n] for n in range(8)] == alone
 
 
+async def test_sessions_in_lockstep_are_computed_together(
+    fake_worker: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a moment's wait for the others every second batch would be of the one that asked first."""
+    monkeypatch.setenv("MESHNODE_FAKE_LOG", "1")
+    full = 0
+    for _ in range(5):  # a busy machine may spread the requests
+        async with open_worker(fake_worker, spec("meshnode-fake 9 16 99999")) as worker:  # logits take some ms
+            async with trio.open_nursery() as nursery:
+                for handle in range(4):
+                    nursery.start_soon(generate, worker, handle, PROMPT, 30, Sampling())
+            await trio.sleep(0.05)
+            full = list(worker.log_tail).count("batch of 4")
+        if full >= 14:
+            return
+    pytest.fail(f"{full} full batches of the last 20")
+
+
 async def test_a_repeated_push_samples_the_same(fake_worker: Path, spec: Spec) -> None:
     async with open_worker(fake_worker, spec()) as worker:
         await worker.open(1, Sampling(temperature=2.0, seed=3), PROMPT)
