@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..artifact.identity import describe, open_artifact
 from ..config import LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
 from ..errors import MeshError
 from ..ids import Layers
@@ -83,12 +84,17 @@ def command(
         with where.lock():
             pass
     joined = joining(join, where)
+    held = ranges[0] if ranges else None
+    for model in models:  # before a worker is built, which takes minutes
+        with open_artifact(path_of(model)) as artifact:
+            n_layer = describe(artifact).n_layer
+        if held is not None:
+            held.within(n_layer)
 
     import trio  # late, with all that it brings: what is refused above is refused at once
 
     where.create()
     _log_to(where)
-    held = ranges[0] if ranges else None
     program = built_worker(worker) if models else None
     trio.run(_serve, where, config, joined, models, held, program, as_json, lifeline)
 
