@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from fake_worker import fake_worker_binary
 
 

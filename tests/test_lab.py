@@ -222,7 +222,7 @@ class TestPassing:
 
     def test_after_a_fault(self, fakes: pytest.MonkeyPatch, plan: labs.Plan, tmp_path: Path) -> None:
         pids = []
-        with pytest.raises(RuntimeError), labs.passing(tmp_path, plan, say) as lab:  # noqa: PT012
+        with pytest.raises(RuntimeError), labs.passing(tmp_path, plan, say) as lab:
             pids = [member.pid for member in lab.members]
             raise RuntimeError
         assert len(pids) == 4

@@ -10,8 +10,8 @@ from typing import Any
 
 import trio
 
-from ..artifact.gguf import Summary, read_header, validate
-from ..artifact.identity import OpenArtifact, identify, open_artifact
+from ..artifact.gguf import Summary
+from ..artifact.identity import OpenArtifact, describe, identify, open_artifact
 from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import ArtifactId, Layers
@@ -42,7 +42,7 @@ class Loading:
         self._config = config
         self.file: OpenArtifact = open_artifact(model.path)
         try:
-            self.summary: Summary = validate(read_header(self.file.fd, self.file.size))
+            self.summary: Summary = describe(self.file)
             self.layers = (model.layers or Layers(0, self.summary.n_layer)).within(self.summary.n_layer)
         except BaseException:
             self.file.close()
@@ -74,7 +74,7 @@ class Loading:
     async def serve(self, stage: Stage, on_ready: Callable[[], Awaitable[None]], worker: Path | None = None) -> None:
         """Serves until cancelled. MeshError when it cannot be loaded at first, or its worker dies again and again."""
         await self._identify()
-        binary = worker or await trio.to_thread.run_sync(worker_path)
+        binary = worker if worker is not None else await trio.to_thread.run_sync(worker_path)
         started: list[float] = []
         try:
             while True:

@@ -58,7 +58,7 @@ async def raw(home: Home, method: str, path: str, **rest: object) -> httpx.Respo
 
 async def until(what, within_s: float = 2.0) -> None:
     with trio.fail_after(within_s):
-        while not what():  # noqa: ASYNC110 - what is waited for has no event
+        while not what():
             await trio.sleep(0.01)
 
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import make_fixtures
 import pytest
 import trio
 
+import make_fixtures
 from meshnode.api.requests import RunRequest
 from meshnode.config import LOOPBACK, Mesh, NodeConfig
 from meshnode.ids import Layers, parse_layers
