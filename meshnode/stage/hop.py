@@ -177,7 +177,7 @@ class Hop:
         digest = hashlib.sha256(activation.tokens_payload(tokens.ids)).digest()
         self.account.link(peer, "out", kind).add(tokens.first, len(tokens.ids), digest)
 
-    async def _send(self, peer: PeerId, message: Pushes | Tokens, payload: bytes = b"") -> None:
+    async def _send(self, peer: PeerId, message: Pushes | Tokens | Renew, payload: bytes = b"") -> None:
         try:
             await self.links.send(peer, message, payload)
         except MeshError as error:
@@ -188,7 +188,7 @@ class Hop:
     async def renew(self) -> None:
         if self.place.after is not None:
             lease = self.lease
-            await self.links.send(lease.successor, Renew(self.place.after, lease.session, lease.epoch))
+            await self._send(lease.successor, Renew(self.place.after, lease.session, lease.epoch))
 
     async def fail(self, node: PeerId, error: MeshError) -> None:
         """Tells the entry node, along the route's links, that `node` cannot go on."""

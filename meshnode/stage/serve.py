@@ -287,7 +287,8 @@ class Stage:
         finally:
             holding.book.apply(hop.lease.session, hop.lease.epoch, event, trio.current_time())
 
-    # links
+    # links: what has to be sent on is sent by tasks of their own, for a peer that has to be dialled first would hold up
+    # all that comes after on the link
 
     def _hop_of(self, lease: bytes, sender: PeerId, leased: str) -> Hop | None:
         hop = self.hops.get(lease)
@@ -313,7 +314,7 @@ class Stage:
                 hop.accept_push(push, rows, digest)
                 holding.book.apply(push.session, push.epoch, Event.PUSH, trio.current_time())
             except MeshError as error:
-                await hop.fail(peer, error)
+                self._nursery.start_soon(hop.fail, peer, error)
 
     async def _ring(self, peer: PeerId, message: Tokens, _: memoryview) -> None:
         if message.lease is None:
@@ -323,12 +324,12 @@ class Stage:
             try:
                 hop.accept_ring(message)
             except MeshError as error:
-                await hop.fail(peer, error)
+                self._nursery.start_soon(hop.fail, peer, error)
 
     async def _credit(self, peer: PeerId, message: Credit, _: memoryview) -> None:
         hop = self._hop_of(message.lease, peer, "entry")
         if hop is not None and message.epoch == hop.lease.epoch:
-            await hop.accept_credit(message)
+            self._nursery.start_soon(hop.accept_credit, message)
 
     async def _renew(self, peer: PeerId, message: Renew, _: memoryview) -> None:
         hop = self._hop_of(message.lease, peer, "predecessor")
@@ -336,16 +337,13 @@ class Stage:
             return
         book = self._by_lease[message.lease].book
         book.apply(message.session, message.epoch, Event.RENEW, trio.current_time())
-        try:
-            await hop.renew()
-        except MeshError as error:
-            await hop.fail(hop.lease.successor, error)
+        self._nursery.start_soon(hop.renew)
 
     async def _failure(self, peer: PeerId, message: Failure, _: memoryview) -> None:
         if message.lease is not None:
             hop = self._hop_of(message.lease, peer, "successor")
             if hop is not None:
-                await hop.send_back(message.node, message.code, message.say)
+                self._nursery.start_soon(hop.send_back, message.node, message.code, message.say)
 
     def _lost(self, peer: PeerId) -> None:
         gone = MeshError("unreachable", "the connection to the next hop broke")
