@@ -1,15 +1,17 @@
 // Holds frames and sampling against protocol/vectors/worker.json (the first argument), each frame at every byte split.
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
-
-#include <nlohmann/json.hpp>
+#include <iterator>
 
 #include "frames.h"
 #include "sample.h"
+#include "test_json.h"
 
 using namespace meshnode;
-using Json  = nlohmann::json;
 using Bytes = std::vector<std::byte>;
 
 namespace {
@@ -42,34 +44,35 @@ std::string hex(std::span<const std::byte> bytes) {
 }
 
 Json range(const Layers & l) {
-    return {l.begin, l.end};
+    return Json::array({l.begin, l.end});
 }
 
 Json json(const Sampling & s) {
-    return {{"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p},
+    return Json::object({{"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p},
             {"repeat_penalty", s.repeat_penalty}, {"repeat_last_n", s.repeat_last_n},
-            {"presence_penalty", s.presence_penalty}, {"frequency_penalty", s.frequency_penalty}, {"seed", s.seed}};
+            {"presence_penalty", s.presence_penalty}, {"frequency_penalty", s.frequency_penalty}, {"seed", s.seed}});
 }
 
 Sampling sampling(const Json & j) {
-    return {j["temperature"], j["top_k"], j["top_p"], j["min_p"], j["repeat_penalty"], j["repeat_last_n"],
-            j["presence_penalty"], j["frequency_penalty"], j["seed"]};
+    return {j["temperature"].number(), uint32_t(j["top_k"].whole()), j["top_p"].number(), j["min_p"].number(),
+            j["repeat_penalty"].number(), uint32_t(j["repeat_last_n"].whole()), j["presence_penalty"].number(),
+            j["frequency_penalty"].number(), j["seed"].whole()};
 }
 
 // What each message says, as the vectors write it.
 Json json(const Load & m) {
-    return {{"path", m.path}, {"device", m.device}, {"inode", m.inode}, {"size", m.size}, {"mtime_ns", m.mtime_ns},
+    return Json::object({{"path", m.path}, {"device", m.device}, {"inode", m.inode}, {"size", m.size}, {"mtime_ns", m.mtime_ns},
             {"ctime_ns", m.ctime_ns}, {"layers", range(m.layers)}, {"n_sessions", m.n_sessions}, {"n_ctx", m.n_ctx},
-            {"max_step", m.max_step}, {"n_threads", m.n_threads}, {"numerics", uint8_t(m.numerics)}};
+            {"max_step", m.max_step}, {"n_threads", m.n_threads}, {"numerics", uint8_t(m.numerics)}});
 }
 
 Json json(const Open & m) {
-    return {{"handle", m.handle}, {"sampling", json(m.sampling)}, {"prompt", m.prompt}};
+    return Json::object({{"handle", m.handle}, {"sampling", json(m.sampling)}, {"prompt", m.prompt}});
 }
 
 Json json(const Push & m) {
-    Json j = {{"handle", m.handle}, {"first_pos", m.first_pos}, {"layers", range(m.effective)}, {"sample", m.sample},
-              {"tokens", nullptr}, {"residual", nullptr}};
+    Json j = Json::object({{"handle", m.handle}, {"first_pos", m.first_pos}, {"layers", range(m.effective)}, {"sample", m.sample},
+              {"tokens", nullptr}, {"residual", nullptr}});
     if (m.residual.empty()) {
         j["tokens"] = std::vector<int32_t>(m.tokens.begin(), m.tokens.end());
     } else {
@@ -79,15 +82,15 @@ Json json(const Push & m) {
 }
 
 Json json(const Truncate & m) {
-    return {{"handle", m.handle}, {"keep", m.keep}};
+    return Json::object({{"handle", m.handle}, {"keep", m.keep}});
 }
 
 Json json(const Close & m) {
-    return {{"handle", m.handle}};
+    return Json::object({{"handle", m.handle}});
 }
 
 Json json(const Tokenize & m) {
-    Json j = {{"text", nullptr}, {"add_special", m.add_special}, {"parse_special", m.parse_special}, {"messages", Json::array()}};
+    Json j = Json::object({{"text", nullptr}, {"add_special", m.add_special}, {"parse_special", m.parse_special}, {"messages", Json::array()}});
     if (!m.chat) {
         j["text"] = m.text;
     }
@@ -98,19 +101,19 @@ Json json(const Tokenize & m) {
 }
 
 Json json(const Pieces & m) {
-    return {{"ids", m.ids}};
+    return Json::object({{"ids", m.ids}});
 }
 
 Json json(const Hello & m) {
-    return {{"version", m.version}, {"engine", m.engine}};
+    return Json::object({{"version", m.version}, {"engine", m.engine}});
 }
 
 Json json(const LoadedReply & m) {
     const Loaded & l = m.loaded;
-    return {{"architecture", l.architecture}, {"layers", range(l.layers)}, {"n_layer", l.n_layer}, {"n_embd", l.n_embd},
+    return Json::object({{"architecture", l.architecture}, {"layers", range(l.layers)}, {"n_layer", l.n_layer}, {"n_embd", l.n_embd},
             {"n_vocab", l.n_vocab}, {"n_ctx_train", l.n_ctx_train}, {"n_sessions", l.n_sessions}, {"n_ctx", l.n_ctx},
             {"max_step", l.max_step}, {"has_template", l.has_template}, {"tensor_bytes", l.tensor_bytes},
-            {"kv_bytes", l.kv_bytes}, {"recipe", l.recipe}, {"fingerprint", l.fingerprint}};
+            {"kv_bytes", l.kv_bytes}, {"recipe", l.recipe}, {"fingerprint", l.fingerprint}});
 }
 
 Json json(const Opened &) {
@@ -126,21 +129,22 @@ Json json(const Closed &) {
 }
 
 Json json(const Stepped & m) {
-    Json j = {{"compute_ns", m.compute_ns}, {"residual", ""}, {"sampled", nullptr}};
+    Json j = Json::object({{"compute_ns", m.compute_ns}, {"residual", ""}, {"sampled", nullptr}});
     if (const auto * residual = std::get_if<1>(&m.output)) {
         j["residual"] = hex(std::as_bytes(*residual));
     } else if (const auto * s = std::get_if<2>(&m.output)) {
-        j["sampled"] = {{"token", s->token}, {"is_end", s->is_end}, {"piece", hex(std::as_bytes(std::span(s->piece)))}};
+        j["sampled"] = Json::object({{"token", s->token}, {"is_end", s->is_end},
+                                     {"piece", hex(std::as_bytes(std::span(s->piece)))}});
     }
     return j;
 }
 
 Json json(const Tokens & m) {
-    return {{"ids", m.ids}};
+    return Json::object({{"ids", m.ids}});
 }
 
 Json json(const PieceList & m) {
-    Json j = {{"pieces", Json::array()}};
+    Json j = Json::object({{"pieces", Json::array()}});
     for (const std::string & piece : m.pieces) {
         j["pieces"].push_back(hex(std::as_bytes(std::span(piece))));
     }
@@ -148,7 +152,7 @@ Json json(const PieceList & m) {
 }
 
 Json json(const Error & m) {
-    return {{"code", m.code}, {"message", m.message}};
+    return Json::object({{"code", m.code}, {"message", m.message}});
 }
 
 // Gives the first bytes up to a split, the rest in a second piece; then the end.
@@ -165,23 +169,23 @@ ReadSome source(const Bytes & bytes, size_t split, size_t & at) {
 constexpr uint16_t kFirstReply = 0x80;
 
 template <class M> void check_message(const Json & vector, const Frame & frame, const M & any) {
-    const std::string name = vector["name"];
+    const std::string name = vector["name"].text();
     check(std::visit([](const auto & m) { return json(m); }, any) == vector["message"], name, "says something else");
     Bytes again;
     encode(again, frame.id, any);
-    check(hex(again) == vector["hex"], name, "is encoded otherwise");
+    check(hex(again) == vector["hex"].text(), name, "is encoded otherwise");
 }
 
 void check_frame(const Json & vector) {
-    const std::string name  = vector["name"];
-    const Bytes       bytes = unhex(vector["hex"]);
+    const std::string name  = vector["name"].text();
+    const Bytes       bytes = unhex(vector["hex"].text());
     const std::atomic<uint32_t> bound = uint32_t(bytes.size() - kHeaderBytes), less = bound - 1;
     for (size_t split = 0; split <= bytes.size(); ++split) {
         Frame  frame;
         size_t at = 0;
         const auto read = source(bytes, split, at);
         check(read_frame(read, bound, frame) && at == bytes.size(), name, "is not read whole");
-        check(frame.id == vector["id"].get<uint64_t>(), name, "has another id");
+        check(frame.id == vector["id"].whole(), name, "has another id");
         check(!read_frame(read, bound, frame), name, "has no clean end");
 
         Bytes cut(bytes.begin(), bytes.begin() + std::ptrdiff_t(split));
@@ -226,28 +230,28 @@ void check_frame(const Json & vector) {
 }
 
 void check_refused(const Json & vector) {
-    const Bytes bytes = unhex(vector["hex"]);
+    const Bytes bytes = unhex(vector["hex"].text());
     const std::atomic<uint32_t> bound = kUnloadedBound;
     Frame  frame;
     size_t at = 0;
-    check(read_frame(source(bytes, 0, at), bound, frame), vector["name"], "has no sound header");
+    check(read_frame(source(bytes, 0, at), bound, frame), vector["name"].text(), "has no sound header");
     try {
-        vector["side"] == "request" ? void(decode_request(frame.kind, frame.body())) : void(decode_reply(frame.kind, frame.body()));
-        check(false, vector["name"], "is taken");
+        vector["side"].text() == "request" ? void(decode_request(frame.kind, frame.body())) : void(decode_reply(frame.kind, frame.body()));
+        check(false, vector["name"].text(), "is taken");
     } catch (const BadFrame &) {
     }
 }
 
 void check_lost(const Json & vector) {
-    const Bytes bytes = unhex(vector["hex"]);
-    const std::atomic<uint32_t> bound = vector["bound"].get<uint32_t>();
+    const Bytes bytes = unhex(vector["hex"].text());
+    const std::atomic<uint32_t> bound = uint32_t(vector["bound"].whole());
     for (size_t split = 0; split <= bytes.size(); ++split) {
         Frame  frame;
         size_t at = 0;
         try {
             while (read_frame(source(bytes, split, at), bound, frame)) {
             }
-            check(false, vector["name"], "framing is not lost");
+            check(false, vector["name"].text(), "framing is not lost");
         } catch (const FramingLost &) {
         }
     }
@@ -256,8 +260,8 @@ void check_lost(const Json & vector) {
 // Any bytes give a message or BadFrame; with a sanitizer this shows that nothing is read beyond the body.
 void check_mutations(const Json & frames) {
     uint32_t random = 1;
-    for (const Json & vector : frames) {
-        const Bytes bytes = unhex(vector["hex"]);
+    for (const Json & vector : frames.items()) {
+        const Bytes bytes = unhex(vector["hex"].text());
         for (int round = 0; round < 2000; ++round) {
             auto body = std::make_unique_for_overwrite<std::byte[]>(bytes.size() - kHeaderBytes);
             const size_t size = bytes.size() - kHeaderBytes;
@@ -277,19 +281,21 @@ void check_mutations(const Json & frames) {
 }
 
 void check_sampling(const Json & vectors) {
-    for (const Json & v : vectors["philox"]) {
-        check(philox(v["counter"], v["key"]) == v["output"].get<std::array<uint32_t, 4>>(), "philox", "differs");
+    for (const Json & v : vectors["philox"].items()) {
+        const auto c = v["counter"].numbers<uint32_t>(), k = v["key"].numbers<uint32_t>();
+        const auto output = philox({c[0], c[1], c[2], c[3]}, {k[0], k[1]});
+        check(std::ranges::equal(output, v["output"].numbers<uint32_t>()), "philox", "differs");
     }
-    for (const Json & v : vectors["uniform"]) {
-        const double expected = double(v["numerator_of_2_53"].get<uint64_t>()) * 0x1p-53;
-        check(uniform(v["seed"], v["position"]) == expected, "uniform", "differs");
+    for (const Json & v : vectors["uniform"].items()) {
+        const double expected = double(v["numerator_of_2_53"].whole()) * 0x1p-53;
+        check(uniform(v["seed"].whole(), v["position"].whole()) == expected, "uniform", "differs");
     }
-    for (const Json & v : vectors["sample"]) {
-        const std::vector<float>   logits  = v["logits"];
-        const std::vector<int32_t> history = v["history"];
-        for (const Json & at : v["tokens"]) {
-            const int32_t token = sample(logits, history, sampling(v["sampling"]), at[0].get<uint64_t>());
-            check(token == at[1].get<int32_t>(), v["name"], "another token is sampled");
+    for (const Json & v : vectors["sample"].items()) {
+        const auto logits  = v["logits"].numbers<float>();
+        const auto history = v["history"].numbers<int32_t>();
+        for (const Json & at : v["tokens"].items()) {
+            const int32_t token = sample(logits, history, sampling(v["sampling"]), at.items()[0].whole());
+            check(uint64_t(token) == at.items()[1].whole(), v["name"].text(), "another token is sampled");
         }
     }
     const float nan = std::nanf(""), inf = INFINITY;
@@ -314,20 +320,20 @@ int main(int count, char ** arguments) {
         return 2;
     }
     std::ifstream file(arguments[1]);
-    const Json vectors = Json::parse(file);
-    check(vectors["version"] == kWorkerVersion, "version", "is another");
-    for (const Json & v : vectors["frames"]) {
+    const Json vectors = Json::parse({std::istreambuf_iterator<char>(file), {}});
+    check(vectors["version"].whole() == kWorkerVersion, "version", "is another");
+    for (const Json & v : vectors["frames"].items()) {
         check_frame(v);
     }
-    for (const Json & v : vectors["refused"]) {
+    for (const Json & v : vectors["refused"].items()) {
         check_refused(v);
     }
-    for (const Json & v : vectors["lost"]) {
+    for (const Json & v : vectors["lost"].items()) {
         check_lost(v);
     }
     check_mutations(vectors["frames"]);
     check_sampling(vectors);
-    std::printf("%zu frames, %zu refused, %zu lost, %zu samplings: %d failures\n", vectors["frames"].size(),
-                vectors["refused"].size(), vectors["lost"].size(), vectors["sample"].size(), failures);
+    std::printf("%zu frames, %zu refused, %zu lost, %zu samplings: %d failures\n", vectors["frames"].items().size(),
+                vectors["refused"].items().size(), vectors["lost"].items().size(), vectors["sample"].items().size(), failures);
     return failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from fake_worker import compile_native
 from meshnode.wire import worker as wire
 from meshnode.wire import worker_messages as say
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "protocol" / "vectors" / "worker.json").read_text())
+VECTORS_FILE = Path(__file__).parents[2] / "protocol" / "vectors" / "worker.json"
+VECTORS: dict[str, Any] = json.loads(VECTORS_FILE.read_text())
 
 
 def frame(message: say.Message, number: int) -> bytes:
@@ -42,6 +44,17 @@ def converse(binary: Path, sent: bytes) -> tuple[int, list[tuple[int, say.Messag
     assert not reader.partial
     assert replies[0] == (0, say.Hello(wire.VERSION, "fake"))
     return done.returncode, replies[1:], done.stderr.decode()
+
+
+def test_frames_and_sampling_fit_the_vectors(pytestconfig: pytest.Config) -> None:
+    """Each frame at every byte split, each wrong one refused, under the sanitizers."""
+    assert pytestconfig.cache is not None
+    flags = ("-std=c++20", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-Wall", "-Wextra", "-Werror")
+    sources = ("test_frames.cpp", "frames.cpp", "sample.cpp")
+    test = compile_native(pytestconfig.cache.mkdir("native"), "test_frames", sources, flags)
+    done = subprocess.run([test, VECTORS_FILE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" 0 failures\n")
 
 
 def test_the_end_of_input_is_the_end(fake_worker: Path) -> None:
