@@ -1,14 +1,16 @@
 """The catalogue: names are labels, and no changed byte gets past a check."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fixtures.make_fixtures import Tiny, model_bytes, shard_bytes
-from meshnode.artifact.cache import IdentityCache
+from meshnode.artifact.cache import IdentityCache, KnownFile
 from meshnode.artifact.catalogue import Catalogue
-from meshnode.artifact.identity import identify, open_artifact
+from meshnode.artifact.files import FileStamp
+from meshnode.artifact.identity import OpenArtifact, identify, open_artifact
 from meshnode.errors import MeshError
 
 from .changes import CHANGES, flip
@@ -138,6 +140,22 @@ def test_every_change_after_opening_is_noticed_or_does_not_matter(
             assert code_of(caught) == "identity_changed"
 
 
+def test_disk_that_fails_is_not_taken_for_a_change(
+    catalogue: Catalogue, tiny_file: Path, now_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = catalogue.add(tiny_file, now_ns=now_ns)
+    with monkeypatch.context() as patched:
+
+        def fail(*_: object) -> OpenArtifact:
+            raise MeshError("unreadable", "too many open files")
+
+        patched.setattr("meshnode.artifact.catalogue.open_artifact", fail)
+        with pytest.raises(MeshError) as caught:
+            catalogue.verify(entry.identity, now_ns=now_ns)
+    assert code_of(caught) == "unreadable"
+    assert catalogue.verify(entry.identity, now_ns=now_ns) == entry
+
+
 def test_restored_bytes_have_to_be_identified_again(catalogue: Catalogue, tiny_file: Path, now_ns: int) -> None:
     entry = catalogue.add(tiny_file, now_ns=now_ns)
     flip(tiny_file)
@@ -239,6 +257,14 @@ def test_same_bytes_elsewhere_keep_their_own_label(tmp_path: Path, now_ns: int) 
         (tmp_path / f"{name}.gguf").write_bytes(body)
         catalogue = Catalogue(IdentityCache(tmp_path / "c.sqlite"))
         assert catalogue.add(tmp_path / f"{name}.gguf", now_ns=now_ns).name == name
+
+
+def test_numbers_of_64_bits_are_kept() -> None:
+    cache = IdentityCache(":memory:")
+    stamp = FileStamp((1 << 64) - 1, 1 << 63, 5, -1, 7)
+    cache.store_file(stamp, KnownFile(b"d" * 32, 2))
+    assert cache.file(stamp) == KnownFile(b"d" * 32, 2)
+    assert cache.file(replace(stamp, ctime_ns=8)) is None
 
 
 def test_damaged_cache_starts_anew(tmp_path: Path, tiny_file: Path, now_ns: int) -> None:

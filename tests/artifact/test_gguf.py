@@ -93,6 +93,27 @@ def test_model_of_experts_is_sound(tmp_path: Path) -> None:
     assert "ffn_gate_inp" in error.message
 
 
+def byte_fallback(model: Tiny) -> tuple[list[Meta], list[str]]:
+    """Metadata and tokens of a model whose tokenizer falls back to bytes."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"\u2581w{i}" for i in range(61))]
+    changed = {
+        "tokenizer.ggml.model": ("str", "llama"),
+        "tokenizer.ggml.tokens": ("[str]", tokens),
+        "tokenizer.ggml.token_type": ("[i32]", [2, 3, 3] + [6] * 256 + [1] * 61),
+        "tokenizer.ggml.merges": ("[f32]", [0.0] * 320),
+    }
+    meta = [replace_meta(m, *changed.get(m.key, (m.type, m.value))) for m in metadata(model)]
+    return [m._replace(key="tokenizer.ggml.scores") if m.key.endswith("merges") else m for m in meta], tokens
+
+
+def test_tokenizer_that_falls_back_to_bytes_needs_all_of_them(tmp_path: Path) -> None:
+    tiny = Tiny(n_layer=1)
+    meta, tokens = byte_fallback(tiny)
+    assert summary_of(tmp_path / "x.gguf", encode(meta, list(tensors(tiny)))).n_vocab == 320
+    tokens[100] = "<0xff>"  # the engine looks for capitals
+    assert "no token for some byte" in refusal(tmp_path / "x.gguf", encode(meta, list(tensors(tiny)))).message
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [("Tiny", "Tiny"), ("/home/ann/models/secret/Tiny.gguf", "Tiny.gguf"), (r"C:\ann\Tiny", "Tiny"),
@@ -225,6 +246,11 @@ def test_impossible_metadata_is_refused(tmp_path: Path, kind: str) -> None:
     change, fault = METADATA[kind]
     error = refusal(tmp_path / "x.gguf", edited(Tiny(n_layer=2), **change))
     assert (error.code, fault in error.message) == ("bad_gguf", True), error.message
+
+
+def test_odd_head_is_refused(tmp_path: Path) -> None:
+    body = model_bytes(Tiny(n_layer=1, n_embd=60, type="F32"))
+    assert "even number" in refusal(tmp_path / "x.gguf", body).message
 
 
 def test_unknown_architecture_is_refused_by_its_name(tmp_path: Path) -> None:

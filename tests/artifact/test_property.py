@@ -18,7 +18,7 @@ from meshnode.errors import MeshError
 
 SOUND = model_bytes(Tiny(n_layer=2))
 
-settings.register_profile("artifact", deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
+settings.register_profile("artifact", deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_no_sound_file_is_refused(scratch: Path, file: tuple[Tiny, list[Meta], l
     assert summary.tensor_bytes == sum(len(blob.data) for blob in blobs)
 
 
-@settings(settings.get_profile("artifact"), max_examples=400)
+@settings(settings.get_profile("artifact"), max_examples=250)
 @given(data=st.data())
 def test_one_change_is_refused_or_leaves_a_model(scratch: Path, data: st.DataObject) -> None:
     """The second opinion is that of another reader, which may be asked: what is accepted is sound in structure."""

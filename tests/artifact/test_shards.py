@@ -1,6 +1,7 @@
 """Sets of shards: one identity for the whole set, whichever shard is named; anything less than the set is refused."""
 
 import hashlib
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.make_fixtures import Tiny, model_bytes, shard_bytes
-from meshnode.artifact.identity import DOMAIN, describe, identify, open_artifact
+from meshnode.artifact.files import open_file
+from meshnode.artifact.identity import DOMAIN, describe, digests, identify, open_artifact
 from meshnode.errors import MeshError
 
 SHAPE = Tiny(n_layer=3, name="tiny set")
@@ -188,3 +190,16 @@ def test_progress_counts_all_shards_and_a_fault_in_one_stops_the_rest(folder: Pa
         with pytest.raises(MeshError) as caught:
             identify(artifact)
         assert caught.value.code == "identity_changed"
+
+
+def test_fault_in_one_shard_stops_the_others(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"x")
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", 256 << 20)
+    seen: list[tuple[int, int]] = []
+    with open_file(tmp_path / "short") as short, open_file(tmp_path / "long") as long:
+        (tmp_path / "short").write_bytes(b"yy")
+        with pytest.raises(MeshError) as caught:
+            digests([short, long], lambda done, total: seen.append((done, total)))
+    assert caught.value.code == "identity_changed"
+    assert all(done < total for done, total in seen)
