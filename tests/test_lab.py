@@ -199,6 +199,13 @@ class TestUp:
             finally:
                 other.kill()
 
+    def test_a_process_that_nobody_has_reaped_is_no_process(self) -> None:
+        other = subprocess.Popen([sys.executable, "-c", ""])
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert process.start_time(other.pid) is None
+        other.wait()
+        assert process.start_time(os.getpid()) is not None
+
     def test_damaged_record(self, tmp_path: Path) -> None:
         for text in ("", "[]", "{}", '{"members": 5}'):
             (tmp_path / "lab.json").write_text(text)

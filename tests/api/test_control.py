@@ -242,7 +242,7 @@ async def test_no_node(home: Home) -> None:
         ("POST", "/run", {"content": b"[" * 100_000}, 400, "usage"),
         ("POST", "/run", {"content": b"[]"}, 400, "usage"),
         ("POST", "/run", {"content": b"\xff"}, 400, "usage"),
-        ("POST", "/run", {"content": b" " * (control.MAX_BODY + 1)}, 400, "usage"),
+        ("POST", "/run", {"content": b'{"model": "m", "prompt": "hi"}'.ljust(control.MAX_BODY + 1)}, 400, "usage"),
         ("POST", "/run", {"json": {"model": "m", "prompt": ""}}, 400, "bad_prompt"),
         ("POST", "/run", {"json": {"model": "m", "prompt": "x" * 600_000}}, 413, "context_exceeded"),
         ("GET", "/route", {}, 400, "usage"),
