@@ -1,59 +1,22 @@
 """Messages against the CDDL, and the rules every one of them follows."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
 import cbor2
 import pycddl
 import pytest
+from nacl.signing import SigningKey
 
 from meshnode.errors import MeshError
-from meshnode.ids import Layers
-from meshnode.keys import NodeKey
+from meshnode.keys import NodeKey, signed_bytes
 from meshnode.wire import messages, schema, statements
 
-CDDL = (Path(__file__).parents[2] / "protocol" / "meshnode.cddl").read_text()
-KEY = NodeKey(bytes(range(32)))
-CONTRACT = messages.Contract("sha256:" + "0" * 64, 1, "llama", "f32", "invariant", 30, 576)
-GRANT = messages.Grant(b"s" * 16, 1, KEY.peer, CONTRACT, 100)
-SIGNED = statements.sign(KEY, "mesh", GRANT)
-D = b"d" * 32
-SIDE = messages.LinkSide(KEY.peer, "in", "residual", 5, 2, D, True)
+from .examples import COMMAND, EXAMPLES, GRANT, KEY, SIGNED, VECTORS, vectors
 
-EXAMPLES = [
-    messages.OfferQuery(b"n" * 16, CONTRACT.artifact),
-    messages.Offer(b"n" * 16, KEY.peer, "m", CONTRACT, Layers(0, 10), D, D, 64, 4, 3, ((0, 900),), ("/a",), True),
-    messages.Offers((SIGNED,)),
-    messages.Refusal("busy", "why", (messages.Failed(KEY.peer, 3, "busy", "x"),), 7),
-    messages.Tokenize(CONTRACT.artifact, None, (messages.Turn("user", "hi"),)),
-    messages.Tokenized((1, 2)),
-    GRANT,
-    messages.RouteOpen(
-        SIGNED, 0, (messages.Hop(KEY.peer, b"l" * 8, ("/a",)),), 5, 6, messages.Sampling(1, 2, 3, 4, 5), (1,), 9,
-        (KEY.peer,), ("/b",),
-    ),
-    messages.Lease(
-        b"l" * 8, b"s" * 16, 1, 0, KEY.peer, KEY.peer, KEY.peer, Layers(0, 10), Layers(0, 10), D, D, D, 64, 1000,
-        ("/a",),
-    ),
-    messages.RouteReady((SIGNED,), 3, (messages.Failed(KEY.peer, 3, "busy"),)),
-    messages.Pushes(
-        (messages.Push(b"l" * 8, b"s" * 16, 1, 0, 0, 2, 10, 0, True, 4),),
-        (messages.Tensor("residual", "f32", (2, 4), "raw", D),)
-    ),
-    messages.Tokens(b"s" * 16, 1, 5, (7,), b"l" * 8, (b"x",), "stop"),
-    messages.Credit(b"l" * 8, b"s" * 16, 1, 16),
-    messages.Renew(b"l" * 8, b"s" * 16, 1),
-    messages.Failure(b"s" * 16, 1, KEY.peer, "busy", "x", b"l" * 8),
-    messages.Close(b"l" * 8, b"s" * 16, 1, "done"),
-    messages.Closed((SIGNED,)),
-    messages.Receipt(
-        D, b"s" * 16, 1, 0, 0, KEY.peer, KEY.peer, KEY.peer, Layers(0, 10), Layers(0, 10), CONTRACT, D, D, 0, 5, 2, 77,
-        (SIDE,), True, D,
-    ),
-    messages.Acceptance(b"s" * 16, 1, KEY.peer, (D,), 5, (SIDE,)),
-]  # fmt: skip
+CDDL = (Path(__file__).parents[2] / "protocol" / "meshnode.cddl").read_text()
 
 
 def rule(name: str) -> pycddl.Schema:
@@ -148,6 +111,22 @@ class TestSignatures:
                 statements.check(dataclasses.replace(SIGNED, signature=bytes(signature)), messages.Grant, "mesh")
 
     def test_borders_between_the_names_cannot_be_shifted(self) -> None:
-        from meshnode.keys import signed_bytes
-
         assert signed_bytes("a", "bc", b"") != signed_bytes("ab", "c", b"")
+
+
+class TestVectors:
+    def test_are_current(self) -> None:
+        assert json.loads(VECTORS.read_text()) == vectors(), COMMAND
+
+    def test_what_they_refuse_is_refused(self) -> None:
+        for case in json.loads(VECTORS.read_text())["refused"]:
+            with pytest.raises(MeshError) as refused:
+                schema.decode(bytes.fromhex(case["hex"]), messages.Credit)
+            assert refused.value.code == "bad_frame", case["why"]
+
+    def test_the_signature_is_that_of_the_protocol_text(self) -> None:
+        """Put together from protocol/03-messages.md alone."""
+        case = json.loads(VECTORS.read_text())["signature"]
+        names = (f"meshnode/1/{case['name']}".encode(), case["mesh_id"].encode())
+        signed = b"".join(len(name).to_bytes(2, "big") + name for name in names) + bytes.fromhex(case["raw"])
+        assert SigningKey(bytes.fromhex(case["seed"])).sign(signed).signature.hex() == case["signature"]

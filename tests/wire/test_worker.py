@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-import worker_vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
+import worker_vectors
 from meshnode.errors import MeshError
 from meshnode.wire import worker as wire
 from meshnode.wire import worker_messages as say
