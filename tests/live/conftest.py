@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshnode.worker.build import worker_path
 
 import fetch_model
+from meshnode.worker.build import worker_path
 
 MESHNODE = (sys.executable, "-m", "meshnode")
 COMMAND_S = 60.0

@@ -152,6 +152,15 @@ async def test_who_does_not_fit_is_told_why_and_let_go(membership, versions, cod
         assert member.peer in {p.peer for p in node.connected()}
 
 
+async def test_public_meshes_of_different_names_stay_apart():
+    other = Membership("another", None)
+    async with mesh(1, PUBLIC) as (node,), open_network(NodeKey.generate(), other, listen=()) as visitor:
+        with pytest.raises(MeshError) as fault:
+            await visitor.connect(node.peer, node.addresses)
+        assert fault.value.code == "not_member"
+        assert not node.connected()
+
+
 async def test_a_public_mesh_does_not_take_a_member_of_the_secret_one():
     async with mesh(1, PUBLIC) as (node,), open_network(NodeKey.generate(), SECRET, listen=()) as visitor:
         with pytest.raises(MeshError) as fault:
@@ -344,8 +353,10 @@ async def test_identify_is_bounded():
         conn = node._members.connections[member.peer][0] if member.peer in node._members.connections else None
         assert conn is not None
 
+        raw = Identify(protocols=["x" * 100] * 200).SerializeToString()
+
         async def flood(stream):
-            await stream.muxed_stream.write(encode_uvarint(1 << 20) + bytes(100_000))
+            await stream.muxed_stream.write(encode_uvarint(len(raw)) + raw)
 
         member._members.host.set_stream_handler(IDENTIFY, flood)
         from meshnode.net import identify
