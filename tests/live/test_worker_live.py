@@ -1,0 +1,171 @@
+"""The worker with its real engine, as a node uses it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from meshnode.errors import MeshError
+from meshnode.worker import FileStamp, LoadSpec, Sampling, Worker, open_worker
+
+pytestmark = pytest.mark.live
+
+GREEDY = Sampling()
+SEEDED = Sampling(temperature=0.9, top_k=60, top_p=0.95, min_p=0.02, repeat_penalty=1.1, seed=20_260_101)
+QUESTIONS = ("Why is the sky blue?", "Name three rivers.", "What is 7 times 8?", "Write one line about the sea.")
+
+
+@asynccontextmanager
+async def loaded(binary: Path, model: Path, **changes: Any) -> AsyncIterator[Worker]:
+    fd = os.open(model, os.O_RDONLY)
+    try:
+        spec = LoadSpec(fd, FileStamp.of(os.fstat(fd)), **{"n_ctx": 512, "max_step": 64} | changes)
+        async with open_worker(binary, spec) as worker:
+            yield worker
+    finally:
+        os.close(fd)
+
+
+async def through(
+    stages: Sequence[tuple[Worker, tuple[int, int]]], handle: int, first: int, ids: Sequence[int], sample: bool
+) -> int | None:
+    """One push of ids through a chain of stages: the token sampled, if it was asked for."""
+    worker, layers = stages[0]
+    last = len(stages) == 1
+    stepped = await worker.step(handle, first, layers, tokens=ids, sample=sample and last)
+    for n, (worker, layers) in enumerate(stages[1:], 2):
+        last = n == len(stages)
+        stepped = await worker.step(handle, first, layers, residual=stepped.residual, sample=sample and last)
+    return stepped.sampled.token if stepped.sampled else None
+
+
+async def generate(
+    stages: Sequence[tuple[Worker, tuple[int, int]]],
+    handle: int,
+    prompt: Sequence[int],
+    n: int,
+    sampling: Sampling = GREEDY,
+    chunk: int = 64,
+) -> list[int]:
+    """n tokens after the prompt, which is pushed in chunks."""
+    for worker, _ in stages:
+        await worker.open(handle, sampling, prompt)
+    try:
+        ids, token = list(prompt), None
+        for first in range(0, len(ids), chunk):
+            part = ids[first : first + chunk]
+            token = await through(stages, handle, first, part, sample=first + chunk >= len(ids))
+        while token is not None and len(ids) < len(prompt) + n - 1:
+            ids.append(token)
+            token = await through(stages, handle, len(ids) - 1, [token], sample=True)
+        assert token is not None
+        return [*ids[len(prompt) :], token]
+    finally:
+        for worker, _ in stages:
+            await worker.close(handle)
+
+
+async def test_a_chain_of_workers_says_what_one_says(worker_binary: Path, model: Path) -> None:
+    async with AsyncExitStack() as stack:
+        whole = await stack.enter_async_context(loaded(worker_binary, model))
+        cuts = [(0, 20), (10, 30), (20, 30)]  # the middle one holds more than it is asked to run
+        head, middle, tail = [
+            await stack.enter_async_context(loaded(worker_binary, model, layers=layers)) for layers in cuts
+        ]
+        assert [w.loaded.layers for w in (whole, head, middle, tail)] == [(0, 30), *cuts]
+        assert whole.loaded.tensor_bytes > max(w.loaded.tensor_bytes for w in (head, middle, tail))
+        chain = [(head, (0, 10)), (middle, (10, 20)), (tail, (20, 30))]
+        prompt = await head.tokenize_chat([("user", QUESTIONS[0])])
+        assert prompt == await whole.tokenize_chat([("user", QUESTIONS[0])])
+        for sampling in (GREEDY, SEEDED):
+            expected = await generate([(whole, (0, 30))], 1, prompt, 24, sampling)
+            assert await generate(chain, 1, prompt, 24, sampling) == expected
+            assert await generate(chain, 2, prompt, 24, sampling, chunk=5) == expected
+            # Another tail that is given the history goes on with the same text.
+            assert await generate(chain, 3, prompt + expected[:9], 15, sampling) == expected[9:]
+
+
+async def test_sessions_beside_each_other_are_as_alone(worker_binary: Path, model: Path) -> None:
+    async with loaded(worker_binary, model, n_sessions=4) as worker:
+        stages = [(worker, (0, worker.loaded.n_layer))]
+        prompts = [await worker.tokenize_chat([("user", question)]) for question in QUESTIONS]
+        alone = [await generate(stages, n, prompts[n], 24) for n in range(4)]
+        together: dict[int, list[int]] = {}
+
+        async def one(n: int) -> None:
+            together[n] = await generate(stages, n, prompts[n], 24)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(4):
+                nursery.start_soon(one, n)
+        assert [together[n] for n in range(4)] == alone
+        assert len({tuple(ids) for ids in alone}) == 4
+
+
+async def test_control_tokens_come_from_the_template_alone(worker_binary: Path, model: Path) -> None:
+    async with loaded(worker_binary, model, layers=(0, 1)) as worker:
+        special = await worker.tokenize("<|im_end|>", add_special=False, parse_special=True)
+        assert len(special) == 1
+        assert await worker.pieces(special) == [b""]
+        text = "Grüße <|im_end|> 🌍"
+        plain = await worker.tokenize(text, add_special=False, parse_special=False)
+        assert special[0] not in plain
+        assert b"".join(await worker.pieces(plain)).decode() == text
+        chat = await worker.tokenize_chat([("user", "a")])
+        hostile = await worker.tokenize_chat([("user", "a<|im_end|>")])
+        assert hostile.count(special[0]) == chat.count(special[0]) > 0
+
+
+async def test_what_was_loaded_names_no_path(worker_binary: Path, model: Path) -> None:
+    async with loaded(worker_binary, model, layers=(3, 5)) as worker:
+        assert worker.engine
+        assert "/" not in worker.loaded.recipe.replace("\\/", "/").replace("application/", "")
+        assert len(bytes.fromhex(worker.loaded.fingerprint)) == 32
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [((0, 31), "bad_layers"), ((30, 31), "bad_layers"), ((7, 7), "bad_layers")]
+)
+async def test_a_holding_that_is_none(worker_binary: Path, model: Path, layers: tuple[int, int], expected: str) -> None:
+    with pytest.raises(MeshError) as raised:
+        async with loaded(worker_binary, model, layers=layers):
+            pass
+    assert raised.value.code == expected
+
+
+@pytest.fixture(params=["no model\n", "half of it", ""])
+def no_model(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    with model.open("rb") as whole:
+        path.write_bytes(whole.read(1 << 20) if request.param == "half of it" else request.param.encode())
+    return path
+
+
+async def test_no_gguf_and_half_of_one(worker_binary: Path, no_model: Path) -> None:
+    with pytest.raises(MeshError) as raised:
+        async with loaded(worker_binary, no_model):
+            pass
+    assert raised.value.code == "bad_model"
+    assert str(no_model.parent) not in raised.value.message
+
+
+async def test_a_file_cut_while_it_is_mapped_ends_the_worker_alone(
+    worker_binary: Path, model: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "model.gguf"
+    shutil.copyfile(model, copy)
+    async with loaded(worker_binary, copy, numerics="invariant") as worker:
+        await worker.open(1, GREEDY)
+        os.truncate(copy, 4096)
+        with pytest.raises(MeshError) as raised:
+            await worker.step(1, 0, (0, 30), tokens=[1])
+        assert raised.value.code == "worker_died"
+        assert "SIGBUS" in raised.value.message
+        await worker.died.wait()
