@@ -155,11 +155,14 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (made["GOMP_SPINCOUNT"], made["GGML_NO_BACKTRACE"], made["KEPT"]) == ("5000", "1", "1")
 
 
-async def test_it_does_not_end_when_a_helper_thread_does(fake_worker: Path, spec: Spec) -> None:
-    """A worker dies with the thread that started it; trio's helper threads end when idle for 10 s."""
+async def test_it_does_not_end_when_a_helper_thread_does(
+    fake_worker: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker dies with the thread that started it; trio's helper threads end when idle, here sooner than in 10 s."""
+    monkeypatch.setattr("trio._core._thread_cache.IDLE_TIMEOUT", 0.05)
     async with open_worker(fake_worker, spec()) as worker:
         await trio.to_thread.run_sync(lambda: None)
-        await trio.sleep(11)
+        await trio.sleep(0.3)
         await worker.open(1, Sampling())
 
 
