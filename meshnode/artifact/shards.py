@@ -18,7 +18,7 @@ from .files import show
 from .header import Header, Tensor
 from .keys import Keys
 
-MAX_SHARDS = 1024  # files kept open at once; the largest models come in fewer than 200
+MAX_SHARDS = 512  # files kept open at once, of the 1,024 a process may have; the largest models come in fewer than 200
 MAX_LINKS = 40  # the kernel's own bound on a chain of symbolic links
 
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -68,7 +68,9 @@ def set_files(path: str, count: int) -> tuple[list[str], tuple[str, ...]]:
             f"{show(path)} is one shard of {count}, but its name does not say where the others are",
             hint=f"name the shards MODEL-00001-of-{count:05d}.gguf and so on, in one folder",
         )
-    if name.count != count or count > MAX_SHARDS:
+    if count > MAX_SHARDS:
+        raise MeshError("bad_shards", f"{show(path)} is one of {count} shards, more than the {MAX_SHARDS} supported")
+    if name.count != count:
         raise MeshError("bad_shards", f"{show(path)} says it is one of {count} shards, its name says of {name.count}")
     return [name.path(number) for number in range(1, count + 1)], _strays(name)
 

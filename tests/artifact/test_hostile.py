@@ -102,11 +102,9 @@ def test_giant_after_the_last_tensor(tmp_path: Path) -> None:
     assert "after the last tensor" in answer(sparse(tmp_path / "x", body, 1 << 40))
 
 
-@pytest.mark.parametrize(
-    "path", ["/dev/zero", "/proc/self/mem", "/proc/kcore", "/proc/self/status", "/sys/power/state"]
-)
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/self/mem", "/proc/kcore", "/proc/self/status"])
 def test_files_that_never_end_or_are_none(path: str) -> None:
-    if Path(path).exists():
+    if Path(path).exists():  # not every kernel has a kcore
         assert answer(Path(path)) != "sound"
 
 
