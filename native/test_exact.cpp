@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr int kChunk = 17;  // prime, and no multiple of what any kernel takes at once
+constexpr int kChunks[] = {17, 8, 4, 2, 1};  // each meets kernels that take so many columns at once, or does not
 constexpr int kDecode = 4;  // steps
 constexpr int kStep = 64;   // positions at most
 
@@ -131,8 +132,10 @@ std::vector<Trace> run(Stage & stage, Layers range, const Arguments & args, cons
         }
     };
     push({0}, 0, args.prompt);
-    for (int first = 0; first < args.prompt; first += kChunk) {
-        push({1}, first, std::min(kChunk, args.prompt - first));
+    for (int first = 0, i = 0; first < args.prompt; i++) {
+        const int n = std::min(kChunks[i % std::size(kChunks)], args.prompt - first);
+        push({1}, first, n);
+        first += n;
     }
     for (int k = 0; k < kDecode; k++) {
         push({0, 1}, args.prompt + k, 1);
