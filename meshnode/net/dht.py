@@ -29,7 +29,7 @@ from libp2p.kad_dht.routing_table import RoutingTable
 from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
-from libp2p.records.validator import NamespacedValidator, Validator
+from libp2p.records.validator import NamespacedValidator
 from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
 
 from ..errors import MeshError
@@ -56,7 +56,7 @@ class MeshDht:
         self._host = host
         self._members = members
         self._own = host.get_id()
-        validator = NamespacedValidator({"mesh": _NoValues()}, strict_validation=True)
+        validator = NamespacedValidator({}, strict_validation=True)  # no name is valid: the mesh keeps no values
         self._kad = KadDHT(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
         subnet_limit = None if diverse else 0
         self.table = self._kad.routing_table = MemberTable(self._own, host, members, max_peers_per_subnet=subnet_limit)
@@ -270,16 +270,6 @@ class Records(ProviderStore):  # type: ignore[misc]
         records.pop(peer, None)
         if not records:
             self.providers.pop(key, None)
-
-
-class _NoValues(Validator):  # type: ignore[misc]
-    """The mesh keeps no values in its DHT: what is signed is pulled from who signed it."""
-
-    def validate(self, key: str, value: bytes) -> None:
-        raise ValueError("this mesh keeps no values")
-
-    def select(self, key: str, values: list[bytes]) -> int:
-        raise ValueError("this mesh keeps no values")
 
 
 def record_key(key: bytes) -> bytes:

@@ -69,12 +69,11 @@ class PeerStream:
             raise self._broken("it was closed, or broke") from error
 
     async def _write(self) -> None:
-        """The only task that writes; each frame is finished even when everything is being cancelled."""
+        """The only task that writes. The muxer shields each of its frames, and ends what takes too long."""
         try:
             with self._frames:
                 async for parts in self._frames:
-                    with trio.CancelScope(shield=True):  # the muxer ends what takes too long
-                        await self._muxed.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                    await self._muxed.write(parts[0] if len(parts) == 1 else b"".join(parts))
             self._muxed.close_now()
             self._flushed.set()
             await self._linger()

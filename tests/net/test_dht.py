@@ -194,6 +194,23 @@ async def test_strangers_named_in_answers_are_not_asked():
         assert all(b"kad" not in data for data in asked)
 
 
+async def test_a_peer_without_addresses_is_not_asked_for_its_own():
+    """It would wait for the very dial that looks for it."""
+    nobody = NodeKey.generate().peer
+    async with mesh(2) as (a, b):
+
+        async def name_it(raw):
+            await raw.muxed_stream.read(1000)
+            named = Message.Peer(id=ID.from_base58(nobody).to_bytes())
+            reply = Message(type=Message.FIND_NODE, closerPeers=[named]).SerializeToString()
+            await raw.muxed_stream.write(bytes([len(reply)]) + reply)
+
+        a._members.host.set_stream_handler(PROTOCOL_ID, name_it)
+        with trio.fail_after(1), pytest.raises(MeshError) as fault:
+            await b.connect(nobody)
+        assert fault.value.code == "unreachable"
+
+
 async def test_values_are_not_kept():
     async with mesh(2) as (a, b):
         for key in (b"/mesh/x", b"/pk/x", b"x"):

@@ -335,12 +335,16 @@ async def test_who_gives_up_connecting_takes_nobody_along():
         assert b.connected()
 
 
-async def test_better_addresses_are_tried_after_a_dial_that_had_none():
+async def test_better_addresses_are_tried_after_a_dial_that_had_none(monkeypatch):
+    monkeypatch.setattr(members, "CONNECT_LIMIT", 1.0)
+    silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"/ip4/127.0.0.1/tcp/{silent[0].socket.getsockname()[1]}"
     async with mesh(1) as (a,), open_network(NodeKey.generate(), SECRET, listen=()) as b:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_swallow_all, b.connect(a.peer, [NOWHERE]))
-            await trio.lowlevel.checkpoint()
+            nursery.start_soon(_swallow_all, b.connect(a.peer, [address]))
+            await trio.sleep(0.2)
             await b.connect(a.peer, a.addresses)
+    await silent[0].aclose()
 
 
 async def _swallow_all(awaitable) -> None:

@@ -246,6 +246,7 @@ async def test_a_write_without_credit_ends_in_time(autojump_clock):
 async def test_a_peer_that_takes_no_bytes_is_given_up(monkeypatch):
     monkeypatch.setattr(yamux, "FRAME_WRITE_LIMIT", 0.2)
     monkeypatch.setattr(yamux, "PING_INTERVAL", 0.1)
+    monkeypatch.setattr(yamux, "DEAD_AFTER", math.inf)
     async with muxer(MeshYamux, await socket_pair()) as (muxed, _):
         stream = await muxed.open_stream()
         with trio.fail_after(2):
