@@ -12,7 +12,6 @@ ROLES = ("system", "user", "assistant")
 MAX_TURNS = 1024  # what one message to a head holds
 MAX_MODEL = 200
 MAX_TOKENS = 1 << 20  # far above any context; the context is checked where the model is known
-DEFAULT_TOKENS = 256
 MILLION = 1_000_000
 _FIELDS = frozenset(
     ("model", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
@@ -30,7 +29,7 @@ class RunRequest:
     model: str
     prompt: str | None = None
     messages: tuple[tuple[str, str], ...] = ()
-    max_tokens: int | None = DEFAULT_TOKENS  # None: as many as the context has room for
+    max_tokens: int | None = None  # None: a usual number, or what the context has room for
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..api.connect import Control
-from ..api.requests import DEFAULT_TOKENS, RunRequest
+from ..api.requests import RunRequest
 from ..config import LISTEN, Home, NodeConfig
 from ..errors import MeshError
 from ..wire.messages import MAX_TEXT
@@ -32,7 +32,7 @@ def asking(function: F) -> F:
         (
             click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt."),
             click.option("--system", metavar="TEXT", help="The system message of a chat."),
-            click.option("--max-tokens", type=int, default=DEFAULT_TOKENS, show_default=True),
+            click.option("--max-tokens", type=int, help="256, or what the context has room for, if not given."),
             click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest."),
             click.option("--top-k", type=int, default=0, help="Draw from the K likeliest; 0: from all."),
             click.option("--top-p", type=float, default=1.0, show_default=True),
@@ -50,7 +50,7 @@ def request_of(
     *,
     chat: bool,
     system: str | None,
-    max_tokens: int,
+    max_tokens: int | None,
     temperature: float,
     top_k: int,
     top_p: float,

@@ -77,7 +77,8 @@ class Client:
         heads = self._heads(heard)
         prompt = await self._tokenize(ask, heads)
         limit = max(h.offer.context for h in heard)
-        max_tokens = ask.max_tokens if ask.max_tokens is not None else max(1, min(DEFAULT_TOKENS, limit - len(prompt)))
+        room = max(1, limit - len(prompt))
+        max_tokens = ask.max_tokens if ask.max_tokens is not None else min(DEFAULT_TOKENS, room)
         if len(prompt) + max_tokens > limit:
             raise MeshError(
                 "context_exceeded",

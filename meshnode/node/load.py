@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from ..artifact.catalogue import Catalogue
 from ..artifact.gguf import Summary
-from ..artifact.identity import OpenArtifact, describe, identify, open_artifact
+from ..artifact.identity import OpenArtifact, describe, open_artifact
 from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import ArtifactId, Layers
@@ -36,28 +39,31 @@ class ServeModel:
 
 
 class Loading:
-    """One model on its way to being served, and while it is; `view` is what status shows of it."""
+    """One model on its way to being served, and while it is.
 
-    def __init__(self, model: ServeModel, config: NodeConfig) -> None:
+    MeshError of its file, or bad_layers, when it is made: before anything is bound.
+    """
+
+    def __init__(self, model: ServeModel, config: NodeConfig, catalogue: Catalogue) -> None:
+        self._path = model.path
         self._config = config
-        self.file: OpenArtifact = open_artifact(model.path)
-        try:
-            self.summary: Summary = describe(self.file)
-            self.layers = (model.layers or Layers(0, self.summary.n_layer)).within(self.summary.n_layer)
-        except BaseException:
-            self.file.close()
-            raise
-        self.name = self.summary.name or model.path.stem
+        self._catalogue = catalogue
+        with open_artifact(model.path) as file:
+            if len(file.files) > 1:
+                raise MeshError("bad_shards", "sets of shards are not served yet", hint="merge them into one file")
+            self.summary: Summary = describe(file)
+        self.layers = (model.layers or Layers(0, self.summary.n_layer)).within(self.summary.n_layer)
         self.artifact: ArtifactId | None = None
         self.state = "hashing"
         self.progress = 0.0
         self.error: MeshError | None = None
         self.worker: Worker | None = None
+        self._changed = trio.Event()
 
     def view(self) -> dict[str, Any]:
         seen: dict[str, Any] = {
             "artifact": self.artifact,
-            "name": self.name,
+            "name": self.summary.name,
             "layers": [self.layers.begin, self.layers.end],
             "n_layer": self.summary.n_layer,
             "state": self.state,
@@ -71,33 +77,68 @@ class Loading:
             seen["error"] = {"code": self.error.code, "message": self.error.message, "hint": self.error.hint}
         return seen
 
-    async def serve(self, stage: Stage, on_ready: Callable[[], Awaitable[None]], worker: Path | None = None) -> None:
-        """Serves until cancelled. MeshError when it cannot be loaded at first, or its worker dies again and again."""
-        await self._identify()
-        binary = worker if worker is not None else await trio.to_thread.run_sync(worker_path)
-        started: list[float] = []
+    async def serve(self, stage: Stage, on_ready: Callable[[], None], worker: Path | None = None) -> None:
+        """Serves until cancelled, or until the bytes are no longer those identified: then it is only shown as failed.
+
+        MeshError when it cannot be loaded at first, or its worker dies again and again.
+        """
+        deaths: list[float] = []
         try:
-            while True:
-                started = [t for t in started if t > trio.current_time() - RESPAWN_WINDOW_S] + [trio.current_time()]
-                self.state = "loading"
-                self.file.check_unchanged()
-                async with open_worker(binary, self._spec(), step_timeout=self._config.hop_timeout_s) as running:
-                    holding = await self._hold(running)
-                    await stage.hold(holding)
-                    try:
-                        self.state, self.worker = "ready", running
-                        await on_ready()
-                        await running.died.wait()
-                    finally:
-                        self.worker = None
-                        with trio.CancelScope(shield=True):
-                            await stage.let_go(holding)
-                fault = running.fault or MeshError("worker_died", "the worker ended")
-                log.error("the worker of layers %s: %s", self.layers, fault)
-                if len(started) > RESPAWNS:
+            await self._identify()
+            binary = worker if worker is not None else await trio.to_thread.run_sync(worker_path)
+            while not self._changed.is_set():
+                fault = await self._serve_once(stage, on_ready, binary)
+                log.error("layers %s: %s", self.layers, fault)
+                now = trio.current_time()
+                deaths = [at for at in deaths if at > now - RESPAWN_WINDOW_S] + [now]
+                if len(deaths) > RESPAWNS:
                     raise fault
         except MeshError as error:
             self.state, self.error = "failed", error
+            raise
+
+    async def _serve_once(self, stage: Stage, on_ready: Callable[[], None], binary: Path) -> MeshError:
+        """Until the worker dies, or the file has changed; the reason why it ended."""
+        self.state = "loading"
+        assert self.artifact is not None
+        open_again = partial(self._catalogue.open, self.artifact, now_ns=time.time_ns())
+        with await trio.to_thread.run_sync(open_again) as file:
+            async with open_worker(binary, self._spec(file), step_timeout=self._config.hop_timeout_s) as running:
+                holding = await self._hold(running)
+                stage.hold(holding)
+                try:
+                    self.state, self.worker = "ready", running
+                    on_ready()
+                    await self._over(running)
+                finally:
+                    self.worker = None
+                    with trio.CancelScope(shield=True):
+                        await stage.let_go(holding)
+                if self.error is not None:
+                    self.state = "failed"
+                    return self.error
+                return running.fault or MeshError("worker_died", "the worker ended")
+
+    async def _over(self, running: Worker) -> None:
+        """Returns when the worker has died or the file has changed."""
+
+        async def wait_for(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for, running.died)
+            nursery.start_soon(wait_for, self._changed)
+
+    async def verify(self) -> None:
+        """MeshError identity_changed when the bytes are not those identified; the holding is then withdrawn."""
+        assert self.artifact is not None
+        check = partial(self._catalogue.verify, self.artifact, now_ns=time.time_ns())
+        try:
+            await trio.to_thread.run_sync(check)
+        except MeshError as error:
+            self.error = error
+            self._changed.set()
             raise
 
     async def _identify(self) -> None:
@@ -106,19 +147,20 @@ class Loading:
         def progress(done: int, size: int) -> None:
             self.progress = done / size
 
-        def work() -> str:
-            return identify(self.file, progress, lambda: stop)
+        def work() -> ArtifactId:
+            add = self._catalogue.add
+            return add(self._path, now_ns=time.time_ns(), progress=progress, cancelled=lambda: stop).identity
 
         try:
-            self.artifact = ArtifactId(await trio.to_thread.run_sync(work, abandon_on_cancel=True))  # type: ignore[call-arg]  # old stubs
+            self.artifact = await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]
         finally:
             stop = True  # a thread cannot be cancelled; this ends it within one chunk
 
-    def _spec(self) -> LoadSpec:
+    def _spec(self, file: OpenArtifact) -> LoadSpec:
         config = self._config
         return LoadSpec(
-            fd=self.file.fd,
-            stamp=self.file.stamp,
+            fd=file.fd,
+            stamp=file.stamp,
             layers=(self.layers.begin, self.layers.end),
             n_sessions=config.max_sessions,
             n_ctx=config.context_of(self.summary.n_ctx_train),
@@ -132,10 +174,10 @@ class Loading:
         loaded = worker.loaded
         return Holding(
             artifact=self.artifact,
-            name=self.name,
+            name=self.summary.name,
             worker=worker,
             book=LeaseBook(loaded.n_sessions, self._config.lease_ttl_s),
-            verify=self.file.check_unchanged,
+            verify=self.verify,
             token_us=await _probe(worker),
         )
 

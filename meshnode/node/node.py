@@ -15,6 +15,8 @@ import trio
 
 from ..api.control import serve_control
 from ..api.requests import RunRequest
+from ..artifact.cache import IdentityCache
+from ..artifact.catalogue import Catalogue
 from ..client import Ask, Client
 from ..config import Home, KnownMesh, Mesh, NodeConfig
 from ..errors import MeshError, root_cause
@@ -112,26 +114,21 @@ class Node:
     # what runs by itself
 
     async def _serve(self, loading: Loading, worker: Path | None) -> None:
-        async def announce() -> None:
-            self._announce_now.set()
-
-        await loading.serve(self.stage, announce, worker)
+        await loading.serve(self.stage, lambda: self._announce_now.set(), worker)
 
     async def _announce(self) -> None:
         """Keeps the DHT told of what is held here: at once when that changes, soon after a start, then seldom."""
         soon = [ANNOUNCE_SOON_S, 2 * ANNOUNCE_SOON_S]
         while True:
             self._announce_now = trio.Event()
-            keys = {
-                key: None
-                for holding in self.stage.holdings
-                for key in keys_of(self.mesh.mesh_id, holding.artifact, holding.layers, holding.contract.n_layer)
-            }
-            for key in keys:
+            for holding in list(self.stage.holdings):
                 try:
-                    await self.network.provide(key)
+                    await holding.verify()
+                    n_layer = holding.contract.n_layer
+                    for key in keys_of(self.mesh.mesh_id, holding.artifact, holding.layers, n_layer):
+                        await self.network.provide(key)
                 except MeshError as error:
-                    log.info("announcing in the DHT: %s", error)
+                    log.warning("announcing layers %s: %s", holding.layers, error)
             with trio.move_on_after(soon.pop(0) if soon else ANNOUNCE_S):
                 await self._announce_now.wait()
 
@@ -178,9 +175,10 @@ async def open_node(
     with contextlib.ExitStack() as held:
         if home is not None and not ephemeral:
             held.enter_context(home.lock())
-        loadings = [Loading(model, config) for model in models]
-        for loading in loadings:
-            held.callback(loading.file.close)
+        cache = IdentityCache(home.catalogue_path if home is not None and not ephemeral else ":memory:")
+        held.callback(cache.close)
+        catalogue = Catalogue(cache)
+        loadings = [Loading(model, config, catalogue) for model in models]
         key = NodeKey.generate() if home is None or ephemeral else load_or_create(home.key_path)
         membership = Membership(mesh.mesh_id, mesh.secret)
         async with open_network(key, membership, listen=config.listen, bootstrap=bootstrap) as network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ..ids import ArtifactId, Layers, PeerId
@@ -21,7 +21,7 @@ class Holding:
     name: str
     worker: Worker
     book: LeaseBook
-    verify: Callable[[], None]
+    verify: Callable[[], Awaitable[None]]
     token_us: int  # measured compute of one position in decode, through all of the holding's layers
 
     @property

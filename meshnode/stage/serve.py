@@ -82,7 +82,7 @@ class Stage:
                 await trio.sleep(SWEEP_S)
                 await self._sweep()
 
-    async def hold(self, holding: Holding) -> None:
+    def hold(self, holding: Holding) -> None:
         self.holdings.append(holding)
 
     async def let_go(self, holding: Holding) -> None:
@@ -127,7 +127,7 @@ class Stage:
         if peer != (ask.chain[-1].node if ask.chain else grant.entry):
             raise MeshError("bad_lease", "a route-open that does not come from the hop before")
         holding = self._holding_for(grant, ask.begin)
-        holding.verify()
+        await holding.verify()
         for given_up in [h for h in self.hops.values() if h.lease.session == grant.session]:
             if self._by_lease[given_up.lease.lease] is holding and holding.book.idle(grant.session):
                 await self._end(given_up, Event.LAPSE)

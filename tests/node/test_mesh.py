@@ -7,12 +7,14 @@ import itertools
 import os
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from meshnode.api.requests import RunRequest
+from meshnode.artifact.catalogue import Catalogue
 from meshnode.errors import MeshError
 from meshnode.ids import Layers
 from meshnode.node import ServeModel
@@ -236,7 +238,23 @@ async def test_a_stale_grant_and_a_foreign_one_open_nothing(mesh_of: Any) -> Non
         assert len(head.stage.hops) == 1
 
 
+async def test_a_file_that_changes_is_no_longer_served(mesh_of: Any, toy: Path) -> None:
+    async with mesh_of("0-6") as mesh:
+        model = await mesh.ready()
+        await mesh.ask(model, max_tokens=2)
+        raw = bytearray(toy.read_bytes())
+        raw[-1] ^= 1
+        toy.write_bytes(raw)
+        error = await refused(mesh, model=model)
+        assert "identity_changed" in error.message
+        assert str(toy.parent) not in error.message
+        with trio.fail_after(3):
+            while mesh.nodes[0].status()["holdings"][0]["state"] != "failed":
+                await trio.sleep(0.02)
+        assert (await refused(mesh, model=model)).code == "unknown_model"
+
+
 def test_layers_can_only_be_asked_of_who_holds_them(toy: Any) -> None:
     with pytest.raises(MeshError) as error:
-        Loading(ServeModel(toy, Layers(3, 7)), CONFIG)
+        Loading(ServeModel(toy, Layers(3, 7)), CONFIG, Catalogue())
     assert error.value.code == "bad_layers"
