@@ -38,7 +38,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def plan(model: Path) -> labs.Plan:
-    return labs.plan(model, 3)
+    return labs.plan(model, 2)
 
 
 def code_of(act: Callable[[], object]) -> str:
@@ -110,14 +110,14 @@ class TestUp:
             again = labs.find(folder)
             assert again is not None
             assert (again.plan, again.artifact) == (plan, ARTIFACT)
-            assert [member.name for member in again.members] == ["node-1", "node-2", "node-3", "entry"]
+            assert [member.name for member in again.members] == ["node-1", "node-2", "entry"]
             status = again.status()
-            assert [node["peer"] for node in status] == ["peer-node-1", "peer-node-2", "peer-node-3", "peer-entry"]
-            assert [[h["layers"] for h in node["holdings"]] for node in status] == [[[0, 2]], [[2, 4]], [[4, 6]], []]
+            assert [node["peer"] for node in status] == ["peer-node-1", "peer-node-2", "peer-entry"]
+            assert [[h["layers"] for h in node["holdings"]] for node in status] == [[[0, 3]], [[3, 6]], []]
             said = {m.name: json.loads((m.home.path / "arguments.json").read_text()) for m in lab.members}
             assert said["node-1"]["join"] is None
             assert said["entry"]["model"] is None
-            for name in ("node-2", "node-3", "entry"):
+            for name in ("node-2", "entry"):
                 assert (Path(said[name]["join"]).stat().st_mode & 0o777) == 0o600
             assert {each["listen"] for each in said.values()} == {"/ip4/127.0.0.1/tcp/0"}
         finally:
@@ -131,7 +131,7 @@ class TestUp:
     def test_a_child_that_ends_is_heard_at_once(
         self, fakes: pytest.MonkeyPatch, plan: labs.Plan, tmp_path: Path
     ) -> None:
-        for name in ("node-1", "node-2", "entry"):
+        for name in ("node-1", "entry"):
             fakes.setenv("FAKE_EXIT", f"{name}:port_in_use")
             began = time.monotonic()
             with pytest.raises(MeshError, match=f"{name}: as the test wants it") as error:
@@ -159,7 +159,7 @@ class TestUp:
 
         with pytest.raises(KeyboardInterrupt):
             labs.up(tmp_path, plan, interrupt)
-        assert len(pids) == 4
+        assert len(pids) == 3
         assert all(gone(pid) for pid in pids)
 
     def test_a_deaf_node_is_killed(self, fakes: pytest.MonkeyPatch, plan: labs.Plan, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class TestUp:
             assert lab.members[1].process is not None
             lab.members[1].process.wait()
             status = lab.status()
-            assert [node["alive"] for node in status] == [True, False, True, True]
+            assert [node["alive"] for node in status] == [True, False, True]
             assert status[1]["peer"] is None
         finally:
             lab.down()
@@ -232,7 +232,7 @@ class TestPassing:
         with pytest.raises(RuntimeError), labs.passing(tmp_path, plan, say) as lab:
             pids = [member.pid for member in lab.members]
             raise RuntimeError
-        assert len(pids) == 4
+        assert len(pids) == 3
         assert all(gone(pid) for pid in pids)
 
     def test_killed_itself_it_takes_its_nodes_along(self, plan: labs.Plan, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshnode.config import Home, Mesh
+from meshnode.config import Home
 from meshnode.errors import CODES
 from meshnode.wire.invite import Invite
 from tests.api.fake_node import FakeNode
@@ -88,7 +88,8 @@ def test_an_expired_invite(meshnode: Meshnode, tmp_path: Path) -> None:
 def serving(home: Home, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     environ = {key: value for key, value in os.environ.items() if key != "MESHNODE_INVITE"}
     command = [sys.executable, "-m", "meshnode", "serve", "--home", str(home.path), *NOWHERE, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environ) as process:
         try:
             yield process
         finally:
@@ -127,25 +128,14 @@ def test_an_entry_node_from_start_to_stop(meshnode: Meshnode, home: Home) -> Non
     assert known is not None
     assert known.mesh.mesh_id == mesh
     assert line.startswith("meshnode-invite-1.")
-    with serving(home, "--json") as process:  # the same node in the same mesh
+    with serving(home, "--json", "--lifeline") as process:  # the same node in the same mesh
         assert process.stdout is not None
+        assert process.stdin is not None
         status = json.loads(process.stdout.readline())
         assert (status["peer"], status["mesh_id"]) == (peer, mesh)
-        assert meshnode("stop").status == 0
+        process.stdin.close()
         assert process.wait(5) == 0
         assert process.stdout.read() == ""
-
-
-def test_the_lifeline(home: Home) -> None:
-    command = [sys.executable, "-m", "meshnode", "serve", "--home", str(home.path), *NOWHERE, "--lifeline"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            until_ready(process)
-            assert process.stdin is not None
-            process.stdin.close()
-            assert process.wait(10) == 0
-        finally:
-            process.kill()
 
 
 def test_a_damaged_home(meshnode: Meshnode, home: Home) -> None:
@@ -154,4 +144,3 @@ def test_a_damaged_home(meshnode: Meshnode, home: Home) -> None:
     home.mesh_path.unlink()
     home.create().key_path.write_bytes(b"short")
     assert meshnode("serve", *NOWHERE).err.startswith("error bad_home: ")
-    assert Mesh.public().secret is None
