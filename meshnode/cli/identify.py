@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import time
 
 import click
 
-from ..artifact.identity import describe, identify, open_artifact
+from ..artifact.cache import IdentityCache
+from ..artifact.catalogue import Catalogue, Entry
+from ..config import Home
 from . import progress, show
-from .options import common, is_path, path_of
+from .options import common, home_of, is_path, path_of
 
 
 @click.command("identify")
@@ -16,10 +19,8 @@ from .options import common, is_path, path_of
 @common
 def command(file: str, home: str | None, as_json: bool) -> None:
     """Tell what a GGUF file is, and the identity of its bytes: what it is called in every mesh."""
-    path = path_of(file)
-    with open_artifact(path) as artifact:
-        summary = describe(artifact)
-    identity = identify_path(path)
+    entry = look_at(file, home_of(home))
+    identity, summary = entry.identity, entry.summary
     if as_json:
         show.as_json(
             {
@@ -32,6 +33,7 @@ def command(file: str, home: str | None, as_json: bool) -> None:
                 "context": summary.n_ctx_train,
                 "chat_template": summary.has_template,
                 "bytes": summary.file_bytes,
+                "warnings": list(entry.warnings),
             }
         )
         return
@@ -46,19 +48,33 @@ def command(file: str, home: str | None, as_json: bool) -> None:
             ("context", summary.n_ctx_train),
             ("chat template", "yes" if summary.has_template else "no"),
             ("size", f"{summary.file_bytes / 1e6:.1f} MB"),
+            *(("warning", warning) for warning in entry.warnings),
         )
     )
 
 
-def identify_path(path: Path) -> str:
-    """The content identity of a file, with a bar while it is read."""
-    with progress.bars() as bars, open_artifact(path) as artifact:
-        return identify(artifact, lambda done, size: bars.show(f"hashing {path.name}", done / size))
+def look_at(model: str, home: Home) -> Entry:
+    """Checks and identifies the model at a path, with a bar while it is read.
+
+    What the node of this home, or an earlier command, found out about unchanged files is not read again.
+    """
+    usable = home.path.is_dir() and os.access(home.path, os.W_OK)
+    cache = IdentityCache(home.catalogue_path if usable else ":memory:")
+    path = path_of(model)
+    try:
+        with progress.bars() as bars:
+
+            def report(done: int, size: int) -> None:
+                bars.show(f"hashing {path.name}", done / size)
+
+            return Catalogue(cache).add(path, now_ns=time.time_ns(), progress=report)
+    finally:
+        cache.close()
 
 
-def identity_of(model: str) -> str:
+def identity_of(model: str, home: Home) -> str:
     """MODEL as a node takes it: a path becomes the identity of its bytes, all else stays as it is.
 
     It is done here, in the command's own process: an entry node never opens a model.
     """
-    return identify_path(path_of(model)) if is_path(model) else model
+    return look_at(model, home).identity if is_path(model) else model

@@ -110,7 +110,7 @@ def run(
     answer = Answer(as_json=as_json, footer=details)
     with _lab_for(model, nodes, layers, threads, home, as_json) as lab:
         is_its_model = is_path(model) and path_of(model).resolve() == lab.plan.model.resolve()
-        request = request_of(lab.artifact if is_its_model else identity_of(model), text, **ask)
+        request = request_of(lab.artifact if is_its_model else identity_of(model, lab.entry.home), text, **ask)
         with Control(lab.entry.home) as node:
             answer.take_all(node.run(request))
 

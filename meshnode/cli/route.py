@@ -24,7 +24,7 @@ def command(model: str, home: str | None, as_json: bool) -> None:
     """
     where = home_of(home)
     with Control(where) as node:
-        found = node.route(identity_of(model))
+        found = node.route(identity_of(model, where))
     missing = show.ranges(found["missing"])
     fault = MeshError(
         "no_route",

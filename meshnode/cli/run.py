@@ -100,7 +100,7 @@ def command(model: str, prompt: str | None, join: str | None, home: str | None, 
     joined = joining(join, where) if join is not None or where.holder() is None else None
     if joined is not None and join is None and not joined.bootstrap:
         raise MeshError("no_node", f"no node runs on {where.path}")
-    request = RunRequest.from_json(request.to_json() | {"model": identity_of(model)})
+    request = RunRequest.from_json(request.to_json() | {"model": identity_of(model, where)})
     answer = Answer(as_json=as_json)
     if joined is None or _is_in(where, joined):
         with Control(where) as node:
