@@ -81,6 +81,13 @@ def thirds(model: Path, worker_binary: Path, tmp_path_factory: pytest.TempPathFa
         yield lab
 
 
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie that waits for its parent."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def mapped(pid: int, suffix: str) -> dict[str, int]:
     """Bytes of a process: mappings of files that end in `suffix` (size and resident), and anonymous ones."""
     found = {"size": 0, "resident": 0, "anonymous": 0}
