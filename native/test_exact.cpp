@@ -3,11 +3,13 @@
 // Whatever the cut, a chain of two stages computes the very bits of the whole model: at every cut C of the model (or
 // at those given), in one prefill, in a chunked prefill and in decode, the residual of [0, C) and the logits of
 // [0, C) + [C, n) are compared with those of the whole model, and the maximum absolute difference has to be 0.
-// Then: effective ranges within one holding, and sessions computed together against each of them alone.
+// Then: effective ranges within one holding, a prompt at once against position by position, and sessions computed
+// together against each of them alone.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <iterator>
 #include <limits>
 #include <string>
@@ -21,14 +23,14 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr int kChunks[] = {17, 8, 4, 2, 1};  // each meets kernels that take so many columns at once, or does not
-constexpr int kDecode = 4;  // steps
+constexpr int kChunks[] = {9, 4, 2, 1};  // each meets kernels that take so many columns at once, or does not
+constexpr int kDecode = 2;  // steps
 constexpr int kStep = 64;   // positions at most
 
 struct Arguments {
     std::string model;
     uint32_t    threads = 2;
-    int         prompt  = 32;
+    int         prompt  = 16;
     Numerics    numerics = Numerics::invariant;
     std::vector<int> cuts;
 };
@@ -143,6 +145,21 @@ std::vector<Trace> run(Stage & stage, Layers range, const Arguments & args, cons
     return out;
 }
 
+// The residuals of the text's first n positions, in slot 0, chunk by chunk.
+Values prefill(Stage & stage, Layers range, int n, int chunk = kStep) {
+    Values out;
+    stage.truncate(0, 0);
+    for (int first = 0; first < n; first += chunk) {
+        const Text text(0, first, std::min(chunk, n - first));
+        Step step;
+        step.first_pos = first;
+        step.tokens    = text.ids;
+        const StepOutput got = stage.forward(std::span(&step, 1), range)[0];
+        out.insert(out.end(), got.residual.begin(), got.residual.end());
+    }
+    return out;
+}
+
 void compare_logits(Report & report, const std::string & what, const std::vector<Trace> & a, const std::vector<Trace> & b) {
     const char * names[] = {" prefill", " chunked prefill"};
     for (int slot = 0; slot < 2; slot++) {
@@ -161,36 +178,36 @@ void compare_cut(Report & report, const Arguments & args, Stage & whole, const s
     const int n = whole.loaded().n_layer;
     const std::string name = "cut " + std::to_string(cut);
 
+    auto opening = std::async(std::launch::async, [&] { return open(args, {cut, n}); });
     auto first = open(args, {0, cut});
     const std::vector<Trace> boundary = run(*first, {0, cut}, args, nullptr);
-    first.reset();
-    auto second = open(args, {cut, n});
-    const std::vector<Trace> result = run(*second, {cut, n}, args, &boundary);
-    second.reset();
-    compare_logits(report, name, result, reference);
+    auto second = opening.get();
+    compare_logits(report, name, run(*second, {cut, n}, args, &boundary), reference);
 
     // The same cut as an effective range of the whole holding.
-    const std::vector<Trace> inner = run(whole, {0, cut}, args, nullptr);
-    for (int slot = 0; slot < 2; slot++) {
-        report.note(name + " residual", difference(boundary[slot].residual, inner[slot].residual));
-    }
+    const Values inner = prefill(whole, {0, cut}, args.prompt);
+    report.note(name + " residual", difference(inner, Values(boundary[0].residual.begin(),
+                                                             boundary[0].residual.begin() + std::ptrdiff_t(inner.size()))));
     if (args.numerics == Numerics::invariant) {
         report.note(name + " residual, chunked or not", difference(boundary[0].residual, boundary[1].residual));
     }
 }
 
-// Three effective ranges of one holding after each other, on a cut of its own each time.
+// Three effective ranges of one holding after each other.
 void compare_inner(Report & report, const Arguments & args, Stage & whole, const std::vector<Trace> & reference) {
-    const int n = whole.loaded().n_layer;
-    for (int a : {1, n / 3, n - 2}) {
-        const int b = a + std::max(1, (n - a) / 2);
-        if (a < 1 || b >= n) {
-            continue;
-        }
-        const std::vector<Trace> x = run(whole, {0, a}, args, nullptr);
-        const std::vector<Trace> y = run(whole, {a, b}, args, &x);
-        compare_logits(report, "within one holding", run(whole, {b, n}, args, &y), reference);
+    const int n = whole.loaded().n_layer, a = n / 3, b = a + 1;
+    if (a < 1 || b >= n) {
+        return;
     }
+    const std::vector<Trace> x = run(whole, {0, a}, args, nullptr);
+    const std::vector<Trace> y = run(whole, {a, b}, args, &x);
+    compare_logits(report, "within one holding", run(whole, {b, n}, args, &y), reference);
+}
+
+// What a prompt leaves at the last border, computed at once and position by position.
+void compare_prefill(Report & report, Stage & whole) {
+    const Layers range = {0, whole.loaded().n_layer - 1};
+    report.note("at once and one by one", difference(prefill(whole, range, kStep), prefill(whole, range, kStep, 1)));
 }
 
 // Sessions of different lengths, prefilled and decoded alone and then together, beside one that is so long that
@@ -281,8 +298,9 @@ int main(int argc, char ** argv) {
             compare_cut(report, args, *whole, reference, cut);
         }
         compare_inner(report, args, *whole, reference);
-        whole.reset();
         if (args.numerics == Numerics::invariant) {  // the fast kernels do not promise it
+            compare_prefill(report, *whole);
+            whole.reset();
             compare_sessions(report, args);
         }
     } catch (const StageError & error) {
