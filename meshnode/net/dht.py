@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 import trio
+from google.protobuf.message import DecodeError
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.kad_dht.common import ALPHA, BUCKET_SIZE, PROTOCOL_ID
@@ -30,10 +31,10 @@ from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.records.validator import NamespacedValidator
-from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 
 from ..errors import MeshError
-from .identify import known_addresses, remember
+from .identify import remember
 from .swarm import MeshHost
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ SERVE_STREAMS = 64  # at once
 ANNOUNCE_LIMIT = 256  # ADD_PROVIDERs of one peer in 10 s: 17 keys an artifact, on joining and on serving
 RECORD_LIMIT = 900.0  # s a provider record counts; a record is a hint, its provider has to confirm it
 ANNOUNCE_INTERVAL = 300.0  # s between announcements: two may be lost
+ANNOUNCE_AT_ONCE = 64  # ADD_PROVIDERs on one stream: a quarter of what a peer may send in 10 s
 MAX_KEYS = 8192  # that we keep records of
 FIRST_REFRESH, LAST_REFRESH = 0.5, 60.0  # s between looking for members around us; doubles from one to the other
 
@@ -65,6 +67,8 @@ class MeshDht:
         self._kad._inbound_limiter = trio.CapacityLimiter(SERVE_STREAMS)
         host.set_stream_handler(PROTOCOL_ID, self._serve)
         self._keys: set[bytes] = set()
+        self._unpublished: set[bytes] = set()
+        self._publishing = trio.Lock()
         self._hurry = trio.Event()
 
     async def _serve(self, stream: INetStream) -> None:
@@ -91,8 +95,7 @@ class MeshDht:
         while True:
             await trio.sleep(ANNOUNCE_INTERVAL)
             self.records.drop_old()
-            for key in tuple(self._keys):
-                await self._publish(key)
+            await self._publish(tuple(self._keys))
 
     async def joined(self, peer: str) -> None:
         """A member whose addresses are known: it enters the table, and is given what it should keep of ours."""
@@ -114,7 +117,11 @@ class MeshDht:
         record = record_key(key)
         self._keys.add(record)
         self.records.add_provider(record, PeerInfo(self._own, self._host.get_addrs()))
-        await self._publish(record)
+        self._unpublished.add(record)
+        await trio.lowlevel.checkpoint()
+        async with self._publishing:  # what is asked for at once goes out together, and is out when this returns
+            records, self._unpublished = self._unpublished, set()
+            await self._publish(records)
 
     def withdraw(self, key: bytes) -> None:
         """Announces it no longer; what others keep of it ends by itself."""
@@ -124,16 +131,10 @@ class MeshDht:
     async def find(self, key: bytes, timeout: float) -> list[str]:
         """Ids of peers announced under a key, this node included; those found when the time is over."""
         record = record_key(key)
-        found = {str(info.peer_id): None for info in self.records.get_providers(record)}
-
-        async def ask(peer: ID) -> list[ID]:
-            reply = await self._query(peer, Message(type=Message.GET_PROVIDERS, key=record))
-            found.update(dict.fromkeys(map(str, self._learn(reply.providerPeers))))
-            return self._learn(reply.closerPeers)
-
+        found = [str(info.peer_id) for info in self.records.get_providers(record)]
         with trio.move_on_after(timeout):
-            await self._walk(record, ask)
-        return list(found)
+            await self._walk(record, self._ask_providers(record, found))
+        return list(dict.fromkeys(found))
 
     async def locate(self, peer: str) -> None:
         """Looks for the addresses of a peer, which go to the address book. Does not ask the peer itself."""
@@ -143,15 +144,13 @@ class MeshDht:
         async def ask(asked: ID) -> list[ID]:
             return [named for named in await find(asked) if named != wanted]
 
-        await self._walk(wanted.to_bytes(), ask, lambda: bool(known_addresses(self._host.get_peerstore(), wanted)))
+        await self._walk(wanted.to_bytes(), ask)
 
     # -- look-ups
 
-    async def _walk(
-        self, target: bytes, ask: Callable[[ID], Awaitable[list[ID]]], enough: Callable[[], bool] = lambda: False
-    ) -> list[ID]:
+    async def _walk(self, target: bytes, ask: Callable[[ID], Awaitable[list[ID]]]) -> list[ID]:
         """Asks the members closest to a target, and closer ones that they name; gives who answered, closest first."""
-        known: set[ID] = {*self.table.get_peer_ids(), *map(ID.from_base58, self._members)}
+        known = self._known()
         asked: set[ID] = set()
         answered: set[ID] = set()
 
@@ -166,16 +165,28 @@ class MeshDht:
             failed = asked - answered
             closest: list[ID] = sort_peer_ids_by_distance(target, list(known - failed - {self._own}))[:BUCKET_SIZE]
             batch = [peer for peer in closest if peer not in asked][:ALPHA]
-            if not batch or enough():
+            if not batch:
                 return closest
             asked.update(batch)
             async with trio.open_nursery() as nursery:
                 for peer in batch:
                     nursery.start_soon(one, peer)
 
+    def _known(self) -> set[ID]:
+        return {*self.table.get_peer_ids(), *map(ID.from_base58, self._members)}
+
+    def _ask_providers(self, record: bytes, found: list[str]) -> Callable[[ID], Awaitable[list[ID]]]:
+        async def ask(peer: ID) -> list[ID]:
+            (answer,) = await self._query(peer, Message(type=Message.GET_PROVIDERS, key=record))
+            found.extend(map(str, self._learn(answer.providerPeers)))
+            return self._learn(answer.closerPeers)
+
+        return ask
+
     def _find_node(self, target: bytes) -> Callable[[ID], Awaitable[list[ID]]]:
         async def ask(peer: ID) -> list[ID]:
-            return self._learn((await self._query(peer, Message(type=Message.FIND_NODE, key=target))).closerPeers)
+            (answer,) = await self._query(peer, Message(type=Message.FIND_NODE, key=target))
+            return self._learn(answer.closerPeers)
 
         return ask
 
@@ -190,43 +201,50 @@ class MeshDht:
                 found.append(peer_id)
         return found
 
-    async def _publish(self, record: bytes) -> None:
-        async def ask(peer: ID) -> list[ID]:
-            reply = await self._query(peer, Message(type=Message.GET_PROVIDERS, key=record))
-            return self._learn(reply.closerPeers)
-
-        closest = await self._walk(record, ask)
+    async def _publish(self, records: Iterable[bytes]) -> None:
+        """Gives records to the members closest to each: while there are few members, to all of them."""
+        given: dict[ID, list[bytes]] = {}
+        for record in records:
+            members = self._known()
+            if len(members) > BUCKET_SIZE:
+                members = set(await self._walk(record, self._ask_providers(record, [])))
+            for peer in members:
+                given.setdefault(peer, []).append(record)
         async with trio.open_nursery() as nursery:
-            for peer in closest:
-                nursery.start_soon(self._give, peer, [record])
+            for peer, theirs in given.items():
+                nursery.start_soon(self._give, peer, theirs)
 
     async def _give(self, peer: ID, records: list[bytes]) -> None:
         own = Message.Peer(id=self._own.to_bytes(), addrs=[a.to_bytes() for a in self._host.get_addrs()])
+        questions = [Message(type=Message.ADD_PROVIDER, key=record, providerPeers=[own]) for record in records]
         try:
-            for record in records:
-                await self._query(peer, Message(type=Message.ADD_PROVIDER, key=record, providerPeers=[own]))
+            for at in range(0, len(questions), ANNOUNCE_AT_ONCE):
+                await self._query(peer, *questions[at : at + ANNOUNCE_AT_ONCE])
         except MeshError as error:
             log.info("%s does not keep a record: %s", peer, error)
 
-    async def _query(self, peer: ID, message: Message) -> Message:
-        """One question on a stream of its own. MeshError unreachable for whatever goes wrong."""
-        raw = message.SerializeToString()
-        reply = Message()
+    async def _query(self, peer: ID, *questions: Message) -> list[Message]:
+        """The answers to questions that go out at once, on a stream of their own. MeshError unreachable for whatever
+        goes wrong."""
+        raw = b"".join(encode_varint_prefixed(question.SerializeToString()) for question in questions)
+        answers = []
         try:
             with trio.fail_after(QUERY_LIMIT):
                 stream = await self._host.new_stream(peer, [PROTOCOL_ID])
                 try:
-                    await stream.muxed_stream.write(encode_uvarint(len(raw)) + raw)
-                    answer = await read_varint_prefixed_bytes_limited(stream.muxed_stream, MAX_REPLY)
+                    await stream.muxed_stream.write(raw)
+                    for question in questions:
+                        answer = Message()
+                        answer.ParseFromString(await read_varint_prefixed_bytes_limited(stream.muxed_stream, MAX_REPLY))
+                        if answer.type != question.type:
+                            raise ValueError("an answer to something else")
+                        answers.append(answer)
                 finally:
                     stream.muxed_stream.close_now()
                     stream.swarm_conn.remove_stream(stream)
-            reply.ParseFromString(answer)
-            if reply.type != message.type:
-                raise ValueError("an answer to something else")
-        except (BaseLibp2pError, OSError, trio.TooSlowError, ValueError) as error:
+        except (BaseLibp2pError, OSError, trio.TooSlowError, ValueError, DecodeError) as error:
             raise MeshError("unreachable", f"{peer} does not answer: {error!r}") from error
-        return reply
+        return answers
 
 
 class MemberTable(RoutingTable):  # type: ignore[misc]

@@ -162,6 +162,26 @@ async def test_bytes_that_are_no_frame_are_refused(raw):
         assert (await good.receive())[0] == b"still here"
 
 
+@pytest.mark.parametrize("raw", [b"", b"\x00", (5).to_bytes(4, "big") + (1 << 20).to_bytes(4, "big") + b"hello"])
+async def test_a_frame_that_ends_early_is_the_end(raw):
+    async with mesh(2) as (a, b):
+        faults = []
+
+        async def handler(peer_stream):
+            try:
+                await peer_stream.receive()
+            except MeshError as error:
+                faults.append(error.code)
+
+        a.handle(PROTOCOL, handler)
+        peer_stream = await b.open(a.peer, PROTOCOL)
+        if raw:
+            await peer_stream._muxed.write(raw)
+        peer_stream.finish_soon()
+        await until(lambda: faults)
+        assert faults == ["unreachable"]
+
+
 async def test_a_frame_that_trickles_in_is_given_up(monkeypatch):
     monkeypatch.setattr(stream, "FRAME_LIMIT", 0.3)
     async with mesh(2) as (a, b):
