@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..node import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
-FIND_S = 8.0  # an ephemeral node's patience with a mesh that it has only just met
+FIND_S = 4.0  # an ephemeral node's patience with a mesh that it has only just met
 
 
 def asking(function: F) -> F:
@@ -131,11 +131,20 @@ async def _ephemeral(joined: Joining, request: RunRequest, answer: Answer) -> No
         ends = trio.current_time() + FIND_S
         try:
             while True:
-                if await _asked(node, request, answer, last=trio.current_time() > ends):
+                last, alone = trio.current_time() > ends, node.status()["alone"]
+                if last and alone:
+                    raise _nobody(joined)
+                if not alone and await _asked(node, request, answer, last=last):
                     break
-                await trio.sleep(0.3)
+                await trio.sleep(0.2)
         finally:
             answer.finish()
+
+
+def _nobody(joined: Joining) -> MeshError:
+    where = ", ".join(joined.bootstrap)
+    hint = "does a member run there, and can it be reached from here? A private mesh is joined by an invite"
+    return MeshError("unreachable", f"no member of {joined.mesh.mesh_id} lets us in at {where}", hint=hint)
 
 
 async def _asked(node: Node, request: RunRequest, answer: Answer, *, last: bool) -> bool:

@@ -125,6 +125,8 @@ async def _serve(
                 if lifeline:
                     nursery.start_soon(_stop_on_eof, node)
                 await _until_ready(node, as_json)
+                if joined.bootstrap and node.status()["alone"] and not as_json:
+                    show.note("no member of the mesh can be reached yet; it is tried again")
                 await node.stopped.wait()
                 nursery.cancel_scope.cancel()
     if not as_json:

@@ -2,6 +2,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from meshnode.config import Home, KnownMesh, Mesh
 from meshnode.errors import CODES, MeshError
+from meshnode.keys import NodeKey
 from tests.api.fake_node import FakeNode, result
 
 from .conftest import Meshnode
@@ -163,6 +165,18 @@ class TestWithoutANode:
             ended = meshnode("run", "smollm2", "hi", "--join", join)
             assert ended.err.startswith(f"error {code}: "), join
             assert ended.status == CODES[code][0]
+        assert not home.path.exists()
+
+    def test_nobody_there(self, meshnode: Meshnode, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        from meshnode.cli import run
+
+        monkeypatch.setattr(run, "FIND_S", 0.5)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            peer = NodeKey.generate().peer
+            at = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{peer}"
+            ended = meshnode("run", "smollm2", "hi", "--join", at)
+        assert ended.err.startswith(f"error unreachable: no member of public lets us in at {at}\n")
+        assert ended.status == CODES["unreachable"][0]
         assert not home.path.exists()
 
     def test_a_known_mesh_is_not_changed_by_accident(self, meshnode: Meshnode, home: Home, tmp_path: Path) -> None:
