@@ -17,7 +17,7 @@ from libp2p.network.stream.net_stream import NetStream
 from ..errors import MeshError
 from ..wire.framing import MAX_HEADER, MAX_PAYLOAD, FrameReader, encode_frame
 from .swarm import MeshConn
-from .yamux import MeshYamuxStream
+from .yamux_stream import MeshYamuxStream
 
 log = logging.getLogger(__name__)
 

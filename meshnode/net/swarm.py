@@ -37,7 +37,8 @@ from multiaddr import Multiaddr
 
 from ..errors import MeshError
 from .hardening import BufferedTCPStream, Listener, MeshTCP, MeshUpgrader, choose, propose
-from .yamux import MeshYamux, MeshYamuxStream
+from .yamux import MeshYamux
+from .yamux_stream import MeshYamuxStream
 
 log = logging.getLogger(__name__)
 

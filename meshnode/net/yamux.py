@@ -1,6 +1,6 @@
 """Yamux with limits that the peer has to keep, and without waits that a cancelled or frozen task could leave behind.
 
-Faults of the stock muxer (libp2p 0.8.1) that are cured here, each by a test in tests/net/test_yamux.py:
+Faults of the stock muxer (libp2p 0.8.1) that are cured here and in yamux_stream.py, each by a test in tests/net/test_yamux.py:
 - a peer may send past its receive window, without end: here that ends the connection;
 - a cancelled write leaves half a frame behind and breaks every stream: here a frame that has begun is finished, or
   the connection is closed, FRAME_WRITE_LIMIT later at the earliest;
@@ -15,38 +15,34 @@ from __future__ import annotations
 
 import logging
 import math
-import struct
 from typing import Any
 
 import trio
 from libp2p.io.exceptions import ConnectionClosedError
-from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import (
     FLAG_ACK,
     FLAG_FIN,
     FLAG_RST,
     FLAG_SYN,
     GO_AWAY_NORMAL,
-    MAX_WINDOW_SIZE,
     TYPE_DATA,
     TYPE_GO_AWAY,
     TYPE_PING,
     TYPE_WINDOW_UPDATE,
     Yamux,
-    YamuxStream,
 )
+
+from .yamux_stream import HEADER, MeshYamuxStream
 
 log = logging.getLogger(__name__)
 
-HEADER = struct.Struct(">BBHII")  # version, type, flags, stream id, length
-MAX_BODY = 65519 - HEADER.size  # header and body fill exactly one Noise message; 64 KiB would take two
 MAX_STREAMS = 256  # that a peer may have open towards us: what Yamux itself lets one side open
 WINDOW_BUDGET = 64 << 20  # bytes of window beyond each stream's 256 KiB, a connection: bounds what is left unread
 PENDING_STREAMS = 8  # before membership: hello and identify need two
 PENDING_BYTES = 64 << 10  # before membership, in all: hello is under 1 KiB
 CONTROL_LIMIT = 4096 * HEADER.size  # replies waiting to be written: a peer that asks for more does not read them
 FRAME_WRITE_LIMIT = 10.0  # s for one frame of 64 KiB: 50 kbit/s
-CREDIT_LIMIT = 120.0  # s a stream waits for credit: a slow stage may compute for long while its input waits
 CLOSE_GRACE = 60.0  # s that a stream we closed waits for the peer to close its half
 PING_INTERVAL = 2.0  # s
 DEAD_AFTER = 7.0  # s without a byte; with the interval, a frozen peer is noticed in under 10 s
@@ -54,116 +50,6 @@ DEAD_AFTER = 7.0  # s without a byte; with the interval, a frozen peer is notice
 
 class Violation(Exception):
     """The peer broke the protocol, or a limit; its connection ends."""
-
-
-class MeshYamuxStream(YamuxStream):  # type: ignore[misc]
-    conn: MeshYamux
-
-    def __init__(self, stream_id: int, conn: MeshYamux, is_initiator: bool) -> None:
-        super().__init__(stream_id, conn, is_initiator)
-        self.buffer = bytearray()  # of its own, so that it outlives the connection
-        self.readable = trio.Event()
-        self.writable = trio.Event()
-        self._pending_recv_release: int = 0  # bytes read since credit was last given
-        self.extra = 0  # taken from the connection's window budget
-
-    def wake(self) -> None:
-        self.readable.set()
-        self.writable.set()
-
-    def sever(self) -> None:
-        """The connection is gone: writes fail; what has arrived can be read, then reads fail."""
-        self.closed = self.send_closed = self.recv_closed = True
-        self.wake()
-
-    async def write(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data)
-        while True:
-            if self.reset_received:
-                raise MuxedStreamReset("stream was reset")
-            if self.send_closed or self.closed:
-                raise MuxedStreamError("stream is closed for sending")
-            if not rest:
-                return
-            if self.send_window <= 0:
-                await self._wait_for_credit()
-                continue
-            size = min(len(rest), self.send_window, MAX_BODY)
-            self.send_window -= size
-            await self.conn._write_frame(HEADER.pack(0, TYPE_DATA, 0, self.stream_id, size) + rest[:size])
-            rest = rest[size:]
-
-    async def _wait_for_credit(self) -> None:
-        self.writable = trio.Event()
-        with trio.move_on_after(CREDIT_LIMIT) as limit:
-            await self.writable.wait()
-        if limit.cancelled_caught:
-            raise MuxedStreamError(f"the peer gave no credit for {CREDIT_LIMIT:.0f} s")
-
-    async def read(self, n: int | None = -1) -> bytes:
-        """Up to n bytes (None or negative: all there are), at least one; waits for them."""
-        while not self.buffer or self.reset_received:
-            if self.reset_received:
-                raise MuxedStreamReset("stream was reset")
-            if self.recv_closed or self.closed:
-                raise MuxedStreamEOF("stream is closed for receiving")
-            self.readable = trio.Event()
-            await self.readable.wait()
-        if n is None or n < 0 or n >= len(self.buffer):
-            data = bytes(self.buffer)
-            self.buffer.clear()
-        else:
-            with memoryview(self.buffer) as view:
-                data = bytes(view[:n])
-            del self.buffer[:n]
-        if self.closed:
-            self.conn.finish(self)
-        else:
-            self._return_credit(len(data))
-        return data
-
-    def _return_credit(self, size: int) -> None:
-        """Lazily, at half a window. The first time, the window grows to what the connection's budget has left."""
-        self._pending_recv_release += size
-        if self._pending_recv_release < self.target_recv_window // 2 or self.recv_closed:
-            return
-        grown = min(MAX_WINDOW_SIZE - self.target_recv_window, self.conn.window_budget)
-        self.conn.window_budget -= grown
-        self.extra += grown
-        self.target_recv_window += grown
-        increment = self._pending_recv_release + grown
-        self._pending_recv_release = 0
-        self.recv_window += increment
-        self.conn.queue(HEADER.pack(0, TYPE_WINDOW_UPDATE, 0, self.stream_id, increment))
-
-    async def close(self) -> None:
-        """Closes the sending half. Everything written before goes out before it."""
-        self.close_now()
-
-    def close_now(self) -> None:
-        if not self.send_closed:
-            self.send_closed = True
-            self._closed_at = trio.current_time()
-            self.conn.queue(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_FIN, self.stream_id, 0))
-        self.closed = self.recv_closed
-        self.wake()
-        self.conn.finish(self)
-
-    async def reset(self) -> None:
-        self.reset_now()
-
-    def reset_now(self) -> None:
-        if self.closed and (self.reset_received or not self.buffer):
-            return
-        if not (self.send_closed and self.recv_closed):
-            self.conn.queue(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_RST, self.stream_id, 0))
-        self.abort()
-
-    def abort(self) -> None:
-        self.closed = self.send_closed = self.recv_closed = self.reset_received = True
-        self.buffer.clear()
-        self.wake()
-        self.conn.finish(self)
 
 
 class MeshYamux(Yamux):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import trio.testing
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
-from meshnode.net import yamux
+from meshnode.net import yamux, yamux_stream
 from meshnode.net.yamux import MeshYamux
 
 from .helpers import ACK, DATA, FIN, PING, RST, SYN, WINDOW, frame, muxer, socket_pair, until
@@ -236,7 +236,7 @@ async def test_a_write_without_credit_ends_in_time(autojump_clock):
 
         nursery.start_soon(only_ping)
         stream = await muxed.open_stream()
-        with trio.fail_after(yamux.CREDIT_LIMIT + 1):
+        with trio.fail_after(yamux_stream.CREDIT_LIMIT + 1):
             with pytest.raises(MuxedStreamError, match="credit"):
                 await stream.write(bytes(WINDOW_SIZE + 1))
         assert not muxed.is_closed
