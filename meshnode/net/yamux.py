@@ -1,6 +1,6 @@
 """Yamux with limits that the peer has to keep, and without waits that a cancelled or frozen task could leave behind.
 
-Faults of the stock muxer (libp2p 0.8.1) that are cured here and in yamux_stream.py, each by a test in tests/net/test_yamux.py:
+Faults of the stock muxer (libp2p 0.8.1) cured here and in yamux_stream.py, each by a test in tests/net/test_yamux.py:
 - a peer may send past its receive window, without end: here that ends the connection;
 - a cancelled write leaves half a frame behind and breaks every stream: here a frame that has begun is finished, or
   the connection is closed, FRAME_WRITE_LIMIT later at the earliest;
