@@ -169,7 +169,7 @@ std::string recipe(Numerics numerics, bool repack, bool flash_attention) {
 
 std::vector<Control> controls_of(const llama_vocab * vocab) {
     std::vector<Control> out;
-    for (int32_t id = 0; id < llama_vocab_n_tokens(vocab); id++) {
+    for (int32_t id = 0; llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE && id < llama_vocab_n_tokens(vocab); id++) {
         const auto attr = llama_vocab_get_attr(vocab, id);
         const char * text = llama_vocab_get_text(vocab, id);
         if ((attr & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN)) && text && *text) {
@@ -208,7 +208,7 @@ class Engine final : public Stage {
     explicit Engine(const LoadOptions & options) {
         Log::get().clear();
         const FileFacts facts = read_facts(options.path);
-        if (!architecture_is_proven(facts.architecture)) {
+        if (!options.unproven && !architecture_is_proven(facts.architecture)) {
             throw StageError("unsupported_architecture",
                              "the engine is not proven for the architecture '" + facts.architecture + "'");
         }
@@ -280,6 +280,7 @@ class Engine final : public Stage {
     }
 
     std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const override {
+        check_tokenizer();
         if (text.size() > kMostText) {
             throw StageError("bad_prompt", "the text is too long");
         }
@@ -315,6 +316,7 @@ class Engine final : public Stage {
 
     std::string piece(int32_t token) const override {
         check_token(token);
+        check_tokenizer();
         std::string out(64, '\0');
         int32_t n = llama_token_to_piece(vocab(), token, out.data(), int32_t(out.size()), 0, false);
         if (n < 0) {
@@ -327,6 +329,7 @@ class Engine final : public Stage {
 
     bool is_end(int32_t token) const override {
         check_token(token);
+        check_tokenizer();
         return llama_vocab_is_eog(vocab(), token);
     }
 
@@ -445,6 +448,12 @@ class Engine final : public Stage {
         }
         if (!std::all_of(step.residual.begin(), step.residual.end(), [](float x) { return std::isfinite(x); })) {
             throw StageError("bad_activation", "the residual is not finite");
+        }
+    }
+
+    void check_tokenizer() const {
+        if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE) {
+            throw StageError("bad_prompt", "the model has no tokenizer");
         }
     }
 

@@ -36,6 +36,7 @@ struct LoadOptions {
     uint32_t    max_step   = 256;   // positions a step may carry (the prompt chunk)
     uint32_t    n_threads  = 1;
     Numerics    numerics   = Numerics::invariant;
+    bool        unproven   = false;  // accept architectures that are not on the list: for the tests that prove them
 };
 
 // What was loaded, read back from the engine: never an echo of LoadOptions.

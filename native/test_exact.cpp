@@ -1,4 +1,4 @@
-// test_exact MODEL [--threads N] [--prompt N] [--fast] [--cut C]...
+// test_exact MODEL [--threads N] [--prompt N] [--fast] [--unproven] [--cut C]...
 //
 // Whatever the cut, a chain of two stages computes the very bits of the whole model: at every cut C of the model (or
 // at those given), in one prefill, in a chunked prefill and in decode, the residual of [0, C) and the logits of
@@ -32,6 +32,7 @@ struct Arguments {
     uint32_t    threads = 2;
     int         prompt  = 16;
     Numerics    numerics = Numerics::invariant;
+    bool             unproven = false;
     std::vector<int> cuts;
 };
 
@@ -77,19 +78,16 @@ std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t sess
     options.max_step   = kStep;
     options.n_threads  = args.threads;
     options.numerics   = args.numerics;
+    options.unproven   = args.unproven;
     return Stage::open(options);
 }
 
-int32_t token(int session, int position) {
-    return 100 + (session * 131 + position * 7) % 20000;
-}
-
-// Positions [first, first + n) of a session, at the head.
+// The tokens at positions [first, first + n) of a made-up session.
 struct Text {
     std::vector<int32_t> ids;
-    Text(int session, int first, int n) {
-        for (int i = 0; i < n; i++) {
-            ids.push_back(token(session, first + i));
+    Text(const Stage & stage, int session, int first, int n) {
+        for (int i = first; i < first + n; i++) {
+            ids.push_back((100 + session * 131 + i * 7) % stage.loaded().n_vocab);
         }
     }
 };
@@ -110,7 +108,7 @@ std::vector<Trace> run(Stage & stage, Layers range, const Arguments & args, cons
         stage.truncate(slot, 0);
     }
     auto push = [&](std::vector<uint32_t> slots, int first, int n) {
-        const Text text(0, first, n);
+        const Text text(stage, 0, first, n);
         std::vector<Step> steps;
         for (uint32_t slot : slots) {
             Step step;
@@ -150,7 +148,7 @@ Values prefill(Stage & stage, Layers range, int n, int chunk = kStep) {
     Values out;
     stage.truncate(0, 0);
     for (int first = 0; first < n; first += chunk) {
-        const Text text(0, first, std::min(chunk, n - first));
+        const Text text(stage, 0, first, std::min(chunk, n - first));
         Step step;
         step.first_pos = first;
         step.tokens    = text.ids;
@@ -228,7 +226,7 @@ void compare_sessions(Report & report, const Arguments & args) {
         }
         return stage->forward(batch, all);
     };
-    auto text = [&](int s, int k) { return k == 0 ? Text(s, 0, lengths[s]) : Text(s, lengths[s] + k - 1, 1); };
+    auto text = [&](int s, int k) { return k == 0 ? Text(*stage, s, 0, lengths[s]) : Text(*stage, s, lengths[s] + k - 1, 1); };
 
     std::vector<std::vector<Values>> alone(sessions);
     for (int s = 0; s < sessions; s++) {
@@ -238,11 +236,11 @@ void compare_sessions(Report & report, const Arguments & args) {
     }
     constexpr uint32_t neighbour = 2 * sessions;
     for (int first = 0; first < longer; first += kStep) {
-        forward({neighbour}, {Text(sessions, first, std::min(kStep, longer - first))});
+        forward({neighbour}, {Text(*stage, sessions, first, std::min(kStep, longer - first))});
     }
     for (int k = 0; k < steps; k++) {
         std::vector<uint32_t> slots = {neighbour};
-        std::vector<Text> texts = {Text(sessions, longer + k, 1)};
+        std::vector<Text> texts = {Text(*stage, sessions, longer + k, 1)};
         for (int s = sessions - 1; s >= 0; s--) {  // the order of the steps must not matter
             slots.push_back(uint32_t(s));
             texts.push_back(text(s, k));
@@ -266,6 +264,8 @@ Arguments parse(int argc, char ** argv) {
             args.prompt = number();
         } else if (arg == "--fast") {
             args.numerics = Numerics::fast;
+        } else if (arg == "--unproven") {
+            args.unproven = true;
         } else if (arg == "--cut") {
             args.cuts.push_back(number());
         } else {
@@ -273,7 +273,7 @@ Arguments parse(int argc, char ** argv) {
         }
     }
     if (args.model.empty() || args.prompt < 1 || args.prompt > kStep) {
-        std::fprintf(stderr, "usage: test_exact MODEL [--threads N] [--prompt 1..64] [--fast] [--cut C]...\n");
+        std::fprintf(stderr, "usage: test_exact MODEL [--threads N] [--prompt 1..64] [--fast] [--unproven] [--cut C]...\n");
         std::exit(2);
     }
     return args;
