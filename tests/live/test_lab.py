@@ -75,17 +75,14 @@ def test_a_stage_maps_and_takes_only_what_is_its_own(thirds: Lab, whole: dict[st
     assert own_kv > 0
 
 
+def tell_a_story(lab: Lab) -> subprocess.Popen[str]:
+    """A run that is far from its end when its first character comes."""
+    ask = ("--model", str(lab.model), "--prompt", "Once upon a time, in a village by the sea,", "--max-tokens", "1500")
+    return lab.start("run", *ask, json_output=False)
+
+
 def test_ctrl_c_leaves_no_session_on_any_hop(thirds: Lab) -> None:
-    asked = thirds.start(
-        "run",
-        "--model",
-        str(thirds.model),
-        "--prompt",
-        "Once upon a time, in a village by the sea,",
-        "--max-tokens",
-        "1500",
-        json_output=False,
-    )
+    asked = tell_a_story(thirds)
     assert asked.stdout
     assert asked.stdout.read(1)  # it streams
     assert set(thirds.sessions().values()) == {1}
@@ -100,8 +97,7 @@ def test_ctrl_c_leaves_no_session_on_any_hop(thirds: Lab) -> None:
 def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, tmp_path: Path) -> None:
     with lab_of(tmp_path, model, "--nodes", "3") as lab:
         middle = lab.nodes()["node-2"]
-        asked = lab.start("run", "--model", str(model), "--prompt", "Once upon a time, in a village by the sea,", "--max-tokens", "1500",
-                          json_output=False)  # fmt: skip
+        asked = tell_a_story(lab)
         assert asked.stdout
         assert asked.stderr
         assert asked.stdout.read(1)
@@ -122,8 +118,7 @@ def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, t
 
 def test_the_hops_free_a_session_whose_entry_node_is_killed(model: Path, tmp_path: Path) -> None:
     with lab_of(tmp_path, model, "--nodes", "2") as lab:
-        asked = lab.start("run", "--model", str(model), "--prompt", "Once upon a time, in a village by the sea,", "--max-tokens", "1500",
-                          json_output=False)  # fmt: skip
+        asked = tell_a_story(lab)
         assert asked.stdout
         assert asked.stdout.read(1)
         os.kill(lab.nodes()["entry"]["pid"], signal.SIGKILL)
