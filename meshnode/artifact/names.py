@@ -11,19 +11,20 @@ from collections.abc import Collection, Mapping
 from ..errors import MeshError
 
 MIN_PREFIX = 4  # hex digits: shorter ones are more likely a name
+MIN_NAME = 3  # characters of a name that stand for it
 SHOWN = 12  # artifacts listed in a message
 
 _PREFIX = re.compile(rf"(?:(sha256|shards):)?([0-9a-f]{{{MIN_PREFIX},64}})")
 
 
 def match(text: str, labels: Mapping[str, Collection[str]]) -> str:
-    """The identity that is, begins with, or is called `text`: an identity first, then a name, then a prefix.
+    """The identity that is, is called, or begins with `text`; last, the one whose name begins with it.
 
     Errors: unknown_model (says what is known), ambiguous_model (lists the identities).
     """
     if text in labels:
         return text
-    for found in (_called(text, labels), _beginning(text, labels)):
+    for found in (_called(text, labels), _beginning(text, labels), _named_like(text, labels)):
         if len(found) == 1:
             return found[0]
         if found:
@@ -48,6 +49,14 @@ def _beginning(text: str, labels: Mapping[str, Collection[str]]) -> list[str]:
         for identity in labels
         if identity.partition(":")[2].startswith(digits) and scheme in (None, identity.partition(":")[0])
     )
+
+
+def _named_like(text: str, labels: Mapping[str, Collection[str]]) -> list[str]:
+    """Names that models give themselves are long; their beginning is what people type."""
+    if len(text) < MIN_NAME:
+        return []
+    folded = text.casefold()
+    return sorted(i for i, names in labels.items() if any(n.casefold().startswith(folded) for n in names))
 
 
 def _listed(identities: Collection[str], labels: Mapping[str, Collection[str]]) -> str:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from ..artifact.names import match
 from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import ArtifactId, PeerId, SessionId, new_session
@@ -47,27 +48,16 @@ class Client:
         return list(self._journeys.values())
 
     async def find(self, model: str) -> tuple[ArtifactId, list[Heard]]:
-        """The artifact that a name, an identity or the beginning of one stands for, with all offers of it.
+        """The artifact that a name, an identity or the beginning of either stands for, with all offers of it.
 
         MeshError unknown_model or ambiguous_model, each with what the mesh does offer.
         """
+        labels: dict[str, set[str]] = {}
         everything = await self._directory.everything()
-        wanted = model.removeprefix("sha256:").removeprefix("shards:")
-        by_artifact: dict[ArtifactId, list[Heard]] = {}
         for heard in everything:
-            artifact = heard.offer.contract.artifact
-            digest = artifact.partition(":")[2]
-            is_prefix = len(wanted) >= MIN_PREFIX and digest.startswith(wanted) and artifact.startswith(model[:7])
-            is_prefix = is_prefix or (len(wanted) >= MIN_PREFIX and digest.startswith(model))
-            if model in (artifact, heard.offer.name) or is_prefix:
-                by_artifact.setdefault(artifact, []).append(heard)
-        known = sorted({f"{h.offer.name} ({h.offer.contract.artifact})" for h in everything})
-        if not by_artifact:
-            offered = "; offered are " + ", ".join(known[:10]) if known else "; nothing is offered in this mesh"
-            raise MeshError("unknown_model", f"no node offers {model[:100]!r}{offered}")
-        if len(by_artifact) > 1:
-            raise MeshError("ambiguous_model", f"{model[:100]!r} may be " + " or ".join(sorted(by_artifact)))
-        return by_artifact.popitem()
+            labels.setdefault(heard.offer.contract.artifact, set()).add(heard.offer.name)
+        artifact = ArtifactId(match(model, labels))
+        return artifact, [heard for heard in everything if heard.offer.contract.artifact == artifact]
 
     @asynccontextmanager
     async def ask(self, ask: Ask) -> AsyncIterator[AsyncIterator[Event]]:
@@ -179,7 +169,6 @@ class Client:
 
 
 DEFAULT_TOKENS = 256  # of an answer whose length nobody named; fewer where the context has no room
-MIN_PREFIX = 6  # hex digits of an identity that are taken for one
 
 
 def _no_route(failed: Sequence[Failed]) -> MeshError:

@@ -203,7 +203,7 @@ class Journey:
     async def _finish(self) -> Done:
         """Closes every hop, checks that the receipts agree with each other and with what was seen; countersigns."""
         closed = await self._close(self.head, "done", CLOSE_TIMEOUT_S)
-        sides = (self._sent.side(), self._received.side())
+        sides = tuple(log.side() for log in (self._sent, self._received) if log.positions)  # an answer may be empty
         mesh_id, grant = self._mesh_id, self.grant
         receipts = check_receipts(closed.receipts, self.leases, grant.contract, grant.entry, sides, mesh_id)
         acceptance = Acceptance(

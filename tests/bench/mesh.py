@@ -30,7 +30,7 @@ def measure(rounds: int, tokens: int) -> dict[str, list[float]]:
     model, speeds = fetch_model.fetch("smollm2"), {name: list[float]() for name in SIZES}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mesh-")))
-        labs = {name: stack.enter_context(lab_of(folder / name, model, "--nodes", str(n))) for name, n in SIZES.items()}
+        labs = {name: stack.enter_context(lab_of(folder / name, model, nodes=n)) for name, n in SIZES.items()}
         for turn in range(rounds + 1):  # the first warms caches and counts for nothing
             for name, lab in labs.items():
                 answer = lab.run(PROMPT, "--chat", "--max-tokens", str(tokens), "--temperature", "0")

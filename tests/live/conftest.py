@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +17,11 @@ from typing import Any
 import pytest
 
 import fetch_model
+from meshnode import lab as labs
+from meshnode.cli.options import layers_option
 from meshnode.worker.build import worker_path
+
+log = logging.getLogger(__name__)
 
 MESHNODE = (sys.executable, "-m", "meshnode")
 COMMAND_S = 60.0
@@ -63,21 +68,17 @@ class Lab:
 
 
 @contextmanager
-def lab_of(folder: Path, model: Path, *options: str) -> Iterator[Lab]:
-    lab = Lab(folder, model)
-    try:
-        said = lab.command("up", "--model", str(model), "--threads", "1", *options)
-        assert "error" not in said, said
-        yield lab
-    finally:
-        with contextlib.suppress(ValueError, AssertionError):
-            lab.command("down")
+def lab_of(folder: Path, model: Path, nodes: int | None = None, layers: str | None = None) -> Iterator[Lab]:
+    """A lab with one thread a worker, whose processes end with this one, however that is."""
+    plan = labs.plan(model, nodes, layers_option(layers), 1)
+    with labs.passing(folder, plan, log.info) as lab:
+        yield Lab(lab.folder, model)
 
 
 @pytest.fixture(scope="session")
 def thirds(model: Path, worker_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Three nodes of ten layers each and an entry node, for tests that leave it as they found it."""
-    with lab_of(tmp_path_factory.mktemp("thirds"), model, "--layers", "0-10,10-20,20-30") as lab:
+    with lab_of(tmp_path_factory.mktemp("thirds"), model, layers="0-10,10-20,20-30") as lab:
         yield lab
 
 

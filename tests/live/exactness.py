@@ -22,7 +22,7 @@ TOKENS = 48
 
 
 def answers(model: Path, layers: str, prompts: Sequence[str], *options: str) -> list[list[int]]:
-    with tempfile.TemporaryDirectory(prefix="mesh-") as folder, lab_of(Path(folder), model, "--layers", layers) as lab:
+    with tempfile.TemporaryDirectory(prefix="mesh-") as folder, lab_of(Path(folder), model, layers=layers) as lab:
         said = [lab.run(p, "--max-tokens", str(TOKENS), "--temperature", "0", *options) for p in prompts]
         assert not any(lab.sessions().values()), "a session was left"
     return [answer["token_ids"] for answer in said]

@@ -24,7 +24,7 @@ PROMPTS = draw(seed=2, count=3)
 @pytest.fixture(scope="module")
 def whole(model: Path, worker_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one node with every layer says, and what it takes in memory."""
-    with lab_of(tmp_path_factory.mktemp("whole"), model, "--layers", "0-30") as lab:
+    with lab_of(tmp_path_factory.mktemp("whole"), model, layers="0-30") as lab:
         greedy = [lab.run(prompt, *GREEDY)["token_ids"] for prompt in PROMPTS]
         sampled = [lab.run(prompt, *SAMPLED)["token_ids"] for prompt in PROMPTS]
         assert together(lab) == [*greedy, greedy[0]]  # what the others are to do too, before memory is compared
@@ -75,6 +75,12 @@ def test_a_stage_maps_and_takes_only_what_is_its_own(thirds: Lab, whole: dict[st
     assert own_kv > 0
 
 
+def test_an_answer_may_be_empty(thirds: Lab) -> None:
+    said = thirds.run("Tell me a long story.", *GREEDY)  # which this model takes for a text that is at its end
+    assert (said["text"], said["token_ids"], said["finish_reason"]) == ("", [], "stop")
+    assert len(said["receipts"]) == 3
+
+
 def tell_a_story(lab: Lab) -> subprocess.Popen[str]:
     """A run that is far from its end when its first character comes."""
     ask = ("--model", str(lab.model), "--prompt", "Once upon a time, in a village by the sea,", "--max-tokens", "1500")
@@ -95,7 +101,7 @@ def test_ctrl_c_leaves_no_session_on_any_hop(thirds: Lab) -> None:
 
 
 def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, tmp_path: Path) -> None:
-    with lab_of(tmp_path, model, "--nodes", "3") as lab:
+    with lab_of(tmp_path, model, nodes=3) as lab:
         middle = lab.nodes()["node-2"]
         asked = tell_a_story(lab)
         assert asked.stdout
@@ -117,7 +123,7 @@ def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, t
 
 
 def test_the_hops_free_a_session_whose_entry_node_is_killed(model: Path, tmp_path: Path) -> None:
-    with lab_of(tmp_path, model, "--nodes", "2") as lab:
+    with lab_of(tmp_path, model, nodes=2) as lab:
         asked = tell_a_story(lab)
         assert asked.stdout
         assert asked.stdout.read(1)
@@ -128,7 +134,7 @@ def test_the_hops_free_a_session_whose_entry_node_is_killed(model: Path, tmp_pat
 
 
 def test_everything_ends_with_the_lab(model: Path, tmp_path: Path) -> None:
-    with lab_of(tmp_path, model, "--nodes", "2") as lab:
+    with lab_of(tmp_path, model, nodes=2) as lab:
         pids = [node["pid"] for node in lab.nodes().values()]
         pids += [h["worker"] for node in lab.nodes().values() for h in node["holdings"]]
     assert not [pid for pid in pids if runs(pid)]
