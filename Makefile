@@ -11,6 +11,7 @@ DEMO_LAYERS := 0-10,10-20,20-30
 DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
 SEED ?= 1
 PROMPTS ?= 20
+ROUNDS ?= 20
 
 .PHONY: help setup worker model demo lint test soak exact bench-mesh parity-upstream clean
 .DEFAULT_GOAL := help
@@ -22,7 +23,7 @@ help:
 	@echo "make worker           the engine's worker, built once a machine"
 	@echo "make model            SmolLM2-135M-Instruct, for the demo and the live tests"
 	@echo "make lint             style, types, floors, generated documents"
-	@echo "make soak             the live tests with many repetitions: make soak SEED=5"
+	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
@@ -60,7 +61,7 @@ test: worker model lint
 	@$(PY) -m pytest
 
 soak: worker model
-	@MESHNODE_SOAK=1 MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests
+	@MESHNODE_ROUNDS=$(ROUNDS) MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests/live
 
 # Programs among the tests, which import what lies in fixtures/
 exact: worker model

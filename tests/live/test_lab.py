@@ -18,7 +18,8 @@ from .prompts import draw
 
 GREEDY = ("--max-tokens", "48", "--temperature", "0")
 SAMPLED = ("--max-tokens", "24", "--temperature", "0.9", "--top-p", "0.95", "--seed", "11")
-PROMPTS = draw(seed=2, count=3)
+PROMPTS = draw(seed=int(os.environ.get("MESHNODE_SEED", "2")), count=3)
+ROUNDS = int(os.environ.get("MESHNODE_ROUNDS", "1"))  # more in `make soak`
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,8 @@ def together(lab: Lab) -> list[list[int]]:
     return [json.loads(process.communicate(timeout=60)[0])["token_ids"] for process in running]
 
 
-def test_four_sessions_at_once_say_what_each_says_alone(thirds: Lab, whole: dict[str, Any]) -> None:
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_four_sessions_at_once_say_what_each_says_alone(thirds: Lab, whole: dict[str, Any], turn: int) -> None:
     assert together(thirds) == [*whole["greedy"], whole["greedy"][0]]
 
 
@@ -87,7 +89,8 @@ def tell_a_story(lab: Lab) -> subprocess.Popen[str]:
     return lab.start("run", *ask, json_output=False)
 
 
-def test_ctrl_c_leaves_no_session_on_any_hop(thirds: Lab) -> None:
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_ctrl_c_leaves_no_session_on_any_hop(thirds: Lab, turn: int) -> None:
     asked = tell_a_story(thirds)
     assert asked.stdout
     assert asked.stdout.read(1)  # it streams
@@ -100,7 +103,8 @@ def test_ctrl_c_leaves_no_session_on_any_hop(thirds: Lab) -> None:
     assert not any(left)
 
 
-def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, tmp_path: Path, turn: int) -> None:
     with lab_of(tmp_path, model, nodes=3) as lab:
         middle = lab.nodes()["node-2"]
         asked = tell_a_story(lab)
@@ -122,7 +126,8 @@ def test_a_node_that_is_killed_ends_the_answer_with_a_clear_error(model: Path, t
         assert "10-20" in refused["message"]
 
 
-def test_the_hops_free_a_session_whose_entry_node_is_killed(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_the_hops_free_a_session_whose_entry_node_is_killed(model: Path, tmp_path: Path, turn: int) -> None:
     with lab_of(tmp_path, model, nodes=2) as lab:
         asked = tell_a_story(lab)
         assert asked.stdout
