@@ -124,7 +124,7 @@ class Links:
         except Refused as refused:
             answer = Refusal(refused.code, refused.message, refused.failed, refused.attempts)
         except MeshError as error:
-            answer = Refusal(error.code, error.message[:500])
+            answer = Refusal(error.code, error.message)
         return schema.encode(answer)
 
     async def _read(self, stream: PeerStream) -> None:

@@ -18,7 +18,7 @@ from ..errors import CODES, MeshError
 from ..wire import cbor
 from ..wire.framing import MAX_HEADER, MAX_PAYLOAD
 from ..wire.messages import WIRE_VERSION
-from ..wire.schema import Kind, encode_nested, field, integer, integers, listing, nested, octets, text, uint
+from ..wire.schema import Kind, encode_nested, field, integer, integers, listing, nested, octets, prose, text, uint
 from .stream import PeerStream
 
 VERSIONS = (WIRE_VERSION,)  # spoken here; once there is a second one, also the one before the newest
@@ -81,7 +81,7 @@ class Proof:
 class Refusal:
     kind: int = field(0, _kind(3))
     code: str = field(2, text(40, 1))
-    say: str = field(5, text(200), default="")
+    say: str = field(5, prose(200), default="")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ async def _telling(stream: PeerStream) -> AsyncIterator[None]:
         raise
     except MeshError as error:
         if error.code != "unreachable":
-            await _send(stream, Refusal(3, error.code, error.message[:200]))
+            await _send(stream, Refusal(3, error.code, error.message))
             await stream.aclose()
         raise
 

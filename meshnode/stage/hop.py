@@ -196,7 +196,7 @@ class Hop:
 
     async def send_back(self, node: PeerId, code: str, say: str) -> None:
         lease = self.lease
-        failure = Failure(lease.session, lease.epoch, node, code, say[:500], self.place.before)
+        failure = Failure(lease.session, lease.epoch, node, code, say, self.place.before)
         try:
             await self.links.send(lease.predecessor, failure)
         except MeshError as error:  # the way back is cut as well: the entry node will miss its tokens

@@ -242,9 +242,9 @@ class Stage:
                 await self._links.connect(node)
             except Refused as refused:
                 attempts = min(attempts, refused.attempts) if refused.failed else attempts
-                failed += [Failed(node, begin, refused.code, refused.message[:200]), *refused.failed]
+                failed += [Failed(node, begin, refused.code, refused.message), *refused.failed]
             except MeshError as error:
-                failed.append(Failed(node, begin, error.code, error.message[:200]))
+                failed.append(Failed(node, begin, error.code, error.message))
             else:
                 return RouteReady(ready.leases, ready.attempts, (*failed[:64], *ready.failed)[:128])
         tried = f": {failed[0].code}, {failed[0].say}" if failed else ": nobody offers it"

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ..errors import CODES
 from ..ids import SESSION_BYTES, ArtifactId, Layers, PeerId, SessionId
-from .schema import field, flag, integer, integers, layers, listing, message, nested, octets, text, uint, word
+from .schema import field, flag, integer, integers, layers, listing, message, nested, octets, prose, text, uint, word
 
 WIRE_VERSION = 1
 MAX_PROMPT = 1 << 16  # tokens in one message
@@ -28,7 +28,7 @@ POSITION = uint(1 << 24)
 DIGEST = octets(32)
 ARTIFACT = text(71, 71)
 CODE = text(40, 1)
-SAY = text(1000)
+SAY = prose(1000)
 LEASE_ID = octets(8)
 TOKENS = integers(TOKEN_LIMIT, MAX_PROMPT)
 ADDRESSES = listing(text(200, 1), MAX_ADDRESSES)
@@ -84,7 +84,7 @@ class Offer:
 
     nonce: bytes = field(2, octets(16))
     node: PeerId = field(4, PEER)
-    name: str = field(6, text(200))
+    name: str = field(6, prose(200))
     contract: Contract = field(8, nested(Contract))
     holding: Layers = field(10, layers)
     recipe: bytes = field(12, DIGEST)
@@ -253,9 +253,7 @@ class Tokens:
     epoch: int = field(4, EPOCH)
     first: int = field(6, POSITION)  # position of the first token in the session
     ids: tuple[int, ...] = field(8, integers(TOKEN_LIMIT, 256))
-    lease: bytes | None = field(
-        10, LEASE_ID, default=None
-    )  # the head's, when it is to go on with them; else to the entry node
+    lease: bytes | None = field(10, LEASE_ID, default=None)  # the head's, in the ring; to the entry node none
     pieces: tuple[bytes, ...] = field(9, listing(octets(0, 1024), 256), default=())  # to the entry node
     finish: str | None = field(11, word("stop", "length"), default=None)
 

@@ -71,6 +71,12 @@ def text(most: int, least: int = 0) -> Kind:
     return Kind(check, check)
 
 
+def prose(most: int) -> Kind:
+    """Text for people: what is too long is cut when it is sent."""
+    kind = text(most)
+    return Kind(lambda value: value.encode(errors="replace")[:most].decode(errors="ignore"), kind.decode)
+
+
 def word(*choices: str) -> Kind:
     def check(value: Any) -> str:
         if type(value) is not str or value not in choices:

@@ -130,3 +130,8 @@ class TestVectors:
         names = (f"meshnode/1/{case['name']}".encode(), case["mesh_id"].encode())
         signed = b"".join(len(name).to_bytes(2, "big") + name for name in names) + bytes.fromhex(case["raw"])
         assert SigningKey(bytes.fromhex(case["seed"])).sign(signed).signature.hex() == case["signature"]
+
+
+def test_what_is_said_to_people_is_cut_to_its_size_between_characters() -> None:
+    sent = schema.decode(schema.encode(messages.Refusal("busy", "é\ud800" + "🦙" * 400)), messages.Refusal)
+    assert sent.say == "é?" + "🦙" * 249
