@@ -353,10 +353,14 @@ class Engine final : public Stage {
             throw StageError("bad_model", Log::get().first("the engine cannot load the model"));
         }
 
+        // Positions beyond those it was trained on are nonsense to a model, and a fatal error to some.
+        const int32_t trained = llama_model_n_ctx_train(model_.get());
+        const uint32_t cells  = trained > 0 ? std::min(options.n_ctx, uint32_t(trained)) : options.n_ctx;
+
         batch_ = std::max(options.max_step, options.n_sessions);
         llama_context_params cp = llama_context_default_params();
         cp.n_seq_max       = options.n_sessions;
-        cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(options.n_ctx) * options.n_sessions, UINT32_MAX / 2));
+        cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(cells) * options.n_sessions, UINT32_MAX / 2));
         cp.kv_unified      = false;  // a stream each, or neighbours change a session's bits
         cp.n_batch         = batch_;
         cp.n_ubatch        = batch_;
@@ -392,7 +396,10 @@ class Engine final : public Stage {
         loaded_.n_vocab      = llama_vocab_n_tokens(vocab());
         loaded_.n_ctx_train  = llama_model_n_ctx_train(model_.get());
         loaded_.n_sessions   = llama_n_seq_max(context_.get());
-        loaded_.n_ctx        = llama_n_ctx_seq(context_.get());
+        loaded_.n_ctx        = llama_n_ctx_seq(context_.get());  // rounded up by the engine
+        if (loaded_.n_ctx_train > 0) {
+            loaded_.n_ctx = std::min(loaded_.n_ctx, uint32_t(loaded_.n_ctx_train));
+        }
         loaded_.max_step     = std::min({options.max_step, batch_, loaded_.n_ctx});
         const char * tmpl    = llama_model_chat_template(model_.get(), nullptr);
         const Message probe{"user", "?"};

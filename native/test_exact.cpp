@@ -211,7 +211,7 @@ void compare_prefill(Report & report, Stage & whole) {
 // Sessions of different lengths, prefilled and decoded alone and then together, beside one that is so long that
 // attention spans more cells.
 void compare_sessions(Report & report, const Arguments & args) {
-    constexpr int sessions = 4, steps = 6, longer = 260;
+    constexpr int sessions = 4, steps = 6;
     const int lengths[sessions] = {31, 5, 48, 1};
     auto stage = open(args, {0, -1}, 2 * sessions + 1, 512);
     const Layers all = stage->loaded().layers;
@@ -235,6 +235,7 @@ void compare_sessions(Report & report, const Arguments & args) {
         }
     }
     constexpr uint32_t neighbour = 2 * sessions;
+    const int longer = std::min(260, int(stage->loaded().n_ctx) - steps);  // 256 cells are the least
     for (int first = 0; first < longer; first += kStep) {
         forward({neighbour}, {Text(*stage, sessions, first, std::min(kStep, longer - first))});
     }
