@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 FIRST_RETRY, LAST_RETRY = 0.25, 30.0  # s between attempts to reach a bootstrap peer; doubles from one to the other
 GOODBYE_LIMIT = 1.0  # s to close all connections politely
 INLINE_REQUEST = 32 << 10  # bytes of a request that goes along with the choice of its protocol: a round trip less
-MAX_SAY = 1000  # bytes of an error's message that a peer is told: the Refusal's own bound
 
 Handler = Callable[[PeerStream], Awaitable[None]]
 Server = Callable[[str, bytes], Awaitable[bytes]]
@@ -116,7 +115,7 @@ class Network:
                 try:
                     response = await server(stream.peer, request)
                 except MeshError as error:
-                    response = schema.encode(Refusal(error.code, _shorten(error.message), (), 0))
+                    response = schema.encode(Refusal(error.code, error.message))
                 nursery.cancel_scope.cancel()
             if response is not None:
                 await stream.send(response)
@@ -288,7 +287,3 @@ async def _cancel_at_end(stream: PeerStream, scope: trio.CancelScope) -> None:
         log.debug("a call is given up: %s", error)
     stream.reset_now()
     scope.cancel()
-
-
-def _shorten(message: str) -> str:
-    return message.encode()[:MAX_SAY].decode(errors="ignore")
