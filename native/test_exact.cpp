@@ -1,10 +1,12 @@
-// test_exact MODEL [--threads N] [--prompt N] [--fast] [--unproven] [--cut C]...
+// test_exact MODEL [--jobs N] [--prompt N] [--fast] [--unproven] [--cut C]...
 //
 // Whatever the cut, a chain of two stages computes the very bits of the whole model: at every cut C of the model (or
 // at those given), in one prefill, in a chunked prefill and in decode, the residual of [0, C) and the logits of
 // [0, C) + [C, n) are compared with those of the whole model, and the maximum absolute difference has to be 0.
 // Then: effective ranges within one holding, a prompt at once against position by position, and sessions computed
 // together against each of them alone.
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 #include <future>
 #include <iterator>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,7 +32,7 @@ constexpr int kStep = 64;   // positions at most
 
 struct Arguments {
     std::string model;
-    uint32_t    threads = 2;
+    int         jobs    = 2;  // cuts tried at once
     int         prompt  = 16;
     Numerics    numerics = Numerics::invariant;
     bool             unproven = false;
@@ -52,6 +55,7 @@ double difference(const Values & a, const Values & b) {
 class Report {
   public:
     void note(const std::string & what, double d) {
+        std::lock_guard lock(mutex_);
         most_ = std::max(most_, d);
         count_++;
         if (d != 0) {
@@ -65,18 +69,20 @@ class Report {
     }
 
   private:
+    std::mutex mutex_;
     double most_ = 0;
     int count_ = 0, failed_ = 0;
 };
 
-std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t sessions = 2, uint32_t n_ctx = 256) {
+std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t threads = 1, uint32_t sessions = 2,
+                            uint32_t n_ctx = 256) {
     LoadOptions options;
     options.path       = args.model;
     options.layers     = layers;
     options.n_sessions = sessions;
     options.n_ctx      = n_ctx;
     options.max_step   = kStep;
-    options.n_threads  = args.threads;
+    options.n_threads  = threads;
     options.numerics   = args.numerics;
     options.unproven   = args.unproven;
     return Stage::open(options);
@@ -176,11 +182,8 @@ void compare_cut(Report & report, const Arguments & args, Stage & whole, const s
     const int n = whole.loaded().n_layer;
     const std::string name = "cut " + std::to_string(cut);
 
-    auto opening = std::async(std::launch::async, [&] { return open(args, {cut, n}); });
-    auto first = open(args, {0, cut});
-    const std::vector<Trace> boundary = run(*first, {0, cut}, args, nullptr);
-    auto second = opening.get();
-    compare_logits(report, name, run(*second, {cut, n}, args, &boundary), reference);
+    const std::vector<Trace> boundary = run(*open(args, {0, cut}), {0, cut}, args, nullptr);
+    compare_logits(report, name, run(*open(args, {cut, n}), {cut, n}, args, &boundary), reference);
 
     // The same cut as an effective range of the whole holding.
     const Values inner = prefill(whole, {0, cut}, args.prompt);
@@ -188,6 +191,24 @@ void compare_cut(Report & report, const Arguments & args, Stage & whole, const s
                                                              boundary[0].residual.begin() + std::ptrdiff_t(inner.size()))));
     if (args.numerics == Numerics::invariant) {
         report.note(name + " residual, chunked or not", difference(boundary[0].residual, boundary[1].residual));
+    }
+}
+
+// Cuts side by side, each job with a whole model of its own. Jobs have one thread each and the reference has two: the
+// number of threads must not matter either.
+void compare_cuts(Report & report, const Arguments & args, const std::vector<Trace> & reference, const std::vector<int> & cuts) {
+    std::atomic<size_t> next = 0;
+    std::vector<std::future<void>> jobs;
+    for (int j = 0; j < args.jobs; j++) {
+        jobs.push_back(std::async(std::launch::async, [&] {
+            auto whole = open(args, {0, -1});
+            for (size_t i; (i = next++) < cuts.size();) {
+                compare_cut(report, args, *whole, reference, cuts[i]);
+            }
+        }));
+    }
+    for (std::future<void> & job : jobs) {
+        job.get();
     }
 }
 
@@ -213,7 +234,7 @@ void compare_prefill(Report & report, Stage & whole) {
 void compare_sessions(Report & report, const Arguments & args) {
     constexpr int sessions = 4, steps = 6;
     const int lengths[sessions] = {31, 5, 48, 1};
-    auto stage = open(args, {0, -1}, 2 * sessions + 1, 512);
+    auto stage = open(args, {0, -1}, 2, 2 * sessions + 1, 512);
     const Layers all = stage->loaded().layers;
 
     auto forward = [&](const std::vector<uint32_t> & slots, const std::vector<Text> & texts) {
@@ -259,8 +280,8 @@ Arguments parse(int argc, char ** argv) {
     for (int i = 1; i < argc; i++) {
         const std::string arg = argv[i];
         auto number = [&] { return i + 1 < argc ? std::atoi(argv[++i]) : 0; };
-        if (arg == "--threads") {
-            args.threads = uint32_t(number());
+        if (arg == "--jobs") {
+            args.jobs = std::max(1, number());
         } else if (arg == "--prompt") {
             args.prompt = number();
         } else if (arg == "--fast") {
@@ -274,7 +295,7 @@ Arguments parse(int argc, char ** argv) {
         }
     }
     if (args.model.empty() || args.prompt < 1 || args.prompt > kStep) {
-        std::fprintf(stderr, "usage: test_exact MODEL [--threads N] [--prompt 1..64] [--fast] [--unproven] [--cut C]...\n");
+        std::fprintf(stderr, "usage: test_exact MODEL [--jobs N] [--prompt 1..64] [--fast] [--unproven] [--cut C]...\n");
         std::exit(2);
     }
     return args;
@@ -286,7 +307,7 @@ int main(int argc, char ** argv) {
     const Arguments args = parse(argc, argv);
     Report report;
     try {
-        auto whole = open(args, {0, -1});
+        auto whole = open(args, {0, -1}, 2);
         const Loaded & loaded = whole->loaded();
         std::printf("%s, %d layers, %s\nfingerprint %s\n", loaded.architecture.c_str(), loaded.n_layer, loaded.recipe.c_str(),
                     loaded.fingerprint.c_str());
@@ -295,9 +316,7 @@ int main(int argc, char ** argv) {
         for (int cut = 1; args.cuts.empty() && cut < loaded.n_layer; cut++) {
             cuts.push_back(cut);
         }
-        for (int cut : cuts) {
-            compare_cut(report, args, *whole, reference, cut);
-        }
+        compare_cuts(report, args, reference, cuts);
         compare_inner(report, args, *whole, reference);
         if (args.numerics == Numerics::invariant) {  // the fast kernels do not promise it
             compare_prefill(report, *whole);
