@@ -1,15 +1,24 @@
 #include "probe.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "sha256.h"
+
+#ifndef MESHNODE_ENGINE_PIN
+#define MESHNODE_ENGINE_PIN "unknown"
+#endif
+#ifndef MESHNODE_ENGINE_PATCHES
+#define MESHNODE_ENGINE_PATCHES "unknown"
+#endif
 
 namespace meshnode {
 namespace {
@@ -120,7 +129,46 @@ void attention(Probe & p, int64_t n, bool flash) {
     p.output(ggml_mul_mat(p.c(), v, scores));
 }
 
+std::string json(std::string_view text) {
+    std::string out = "\"";
+    for (char c : text) {
+        if (c == '"' || c == '\\') {
+            out += '\\';
+        }
+        out += c;
+    }
+    return out + '"';
+}
+
+// The CPU features that the engine was built for, such as AVX2, sorted.
+std::vector<std::string> features() {
+    std::vector<std::string> out;
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    auto get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
+    for (const ggml_backend_feature * f = get ? get(reg) : nullptr; f && f->name; f++) {
+        const std::string value = f->value;
+        if (value != "0") {
+            out.push_back(value == "1" ? f->name : f->name + ("=" + value));
+        }
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+}
+
 }  // namespace
+
+std::string recipe(Numerics numerics, const std::string & kv, bool repack, bool flash_attention) {
+    auto boolean = [](bool value) { return value ? "true" : "false"; };
+    std::string isa;
+    for (const std::string & name : features()) {
+        isa += (isa.empty() ? "" : ",") + json(name);
+    }
+    return std::string("{\"backend\":\"cpu\",\"engine\":") + json(MESHNODE_ENGINE_PIN) +
+           ",\"flash_attention\":" + boolean(flash_attention) + ",\"isa\":[" + isa +
+           "],\"kv\":" + json(kv) +
+           ",\"numerics\":" + json(numerics == Numerics::invariant ? "invariant" : "fast") +
+           ",\"patches\":" + json(MESHNODE_ENGINE_PATCHES) + ",\"repack\":" + boolean(repack) + "}";
+}
 
 std::string fingerprint(const std::set<int> & types, bool flash_attention) {
     Probe p;

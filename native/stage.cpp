@@ -9,29 +9,19 @@
 #include <cstdio>
 #include <mutex>
 #include <numeric>
-#include <set>
 
 #include "architectures.h"
 #include "chat.h"
-#include "ggml-backend.h"
+#include "facts.h"
 #include "ggml-cpu.h"
-#include "gguf.h"
 #include "llama-ext.h"
 #include "llama.h"
 #include "probe.h"
 
-#ifndef MESHNODE_ENGINE_PIN
-#define MESHNODE_ENGINE_PIN "unknown"
-#endif
-#ifndef MESHNODE_ENGINE_PATCHES
-#define MESHNODE_ENGINE_PATCHES "unknown"
-#endif
-
 namespace meshnode {
 namespace {
 
-constexpr auto    kKvType     = GGML_TYPE_F16;
-constexpr int64_t kMostLayers = 512;  // LLAMA_MAX_LAYERS
+constexpr auto kKvType = GGML_TYPE_F16;
 
 // The engine says why it fails only in its log; this keeps the errors of the call in progress.
 class Log {
@@ -90,81 +80,6 @@ void select_numerics(Numerics numerics) {
     if (numerics != selected) {
         throw StageError("internal", "one process cannot serve both kinds of numerics");
     }
-}
-
-struct FileFacts {
-    std::string   architecture;
-    int64_t       n_layer = 0;
-    std::set<int> types;
-};
-
-int64_t read_number(const gguf_context * file, const std::string & name) {
-    const int64_t key = gguf_find_key(file, name.c_str());
-    return key >= 0 && gguf_get_kv_type(file, key) == GGUF_TYPE_UINT32 ? gguf_get_val_u32(file, key) : 0;
-}
-
-FileFacts read_facts(const std::string & path) {
-    ggml_context * tensors = nullptr;
-    std::unique_ptr<gguf_context, decltype(&gguf_free)> file(gguf_init_from_file(path.c_str(), {true, &tensors}), gguf_free);
-    std::unique_ptr<ggml_context, decltype(&ggml_free)> keep(tensors, ggml_free);
-    if (!file) {
-        throw StageError("bad_model", "the file is no GGUF model");
-    }
-    FileFacts facts;
-    const int64_t key = gguf_find_key(file.get(), "general.architecture");
-    if (key < 0 || gguf_get_kv_type(file.get(), key) != GGUF_TYPE_STRING) {
-        throw StageError("bad_model", "the file does not name its architecture");
-    }
-    facts.architecture = gguf_get_val_str(file.get(), key);
-    // Blocks that only predict further tokens follow the layers.
-    facts.n_layer = read_number(file.get(), facts.architecture + ".block_count") -
-                    read_number(file.get(), facts.architecture + ".nextn_predict_layers");
-    if (facts.n_layer < 1 || facts.n_layer > kMostLayers) {
-        throw StageError("bad_model", "the file does not say how many layers it has");
-    }
-    for (int64_t i = 0; i < gguf_get_n_tensors(file.get()); i++) {
-        facts.types.insert(gguf_get_tensor_type(file.get(), i));
-    }
-    return facts;
-}
-
-std::string json(std::string_view text) {
-    std::string out = "\"";
-    for (char c : text) {
-        if (c == '"' || c == '\\') {
-            out += '\\';
-        }
-        out += c;
-    }
-    return out + '"';
-}
-
-// The CPU features that the engine was built for, such as AVX2, sorted.
-std::vector<std::string> features() {
-    std::vector<std::string> out;
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
-    auto get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
-    for (const ggml_backend_feature * f = get ? get(reg) : nullptr; f && f->name; f++) {
-        const std::string value = f->value;
-        if (value != "0") {
-            out.push_back(value == "1" ? f->name : f->name + ("=" + value));
-        }
-    }
-    std::sort(out.begin(), out.end());
-    return out;
-}
-
-std::string recipe(Numerics numerics, bool repack, bool flash_attention) {
-    auto boolean = [](bool value) { return value ? "true" : "false"; };
-    std::string isa;
-    for (const std::string & name : features()) {
-        isa += (isa.empty() ? "" : ",") + json(name);
-    }
-    return std::string("{\"backend\":\"cpu\",\"engine\":") + json(MESHNODE_ENGINE_PIN) +
-           ",\"flash_attention\":" + boolean(flash_attention) + ",\"isa\":[" + isa +
-           "],\"kv\":" + json(ggml_type_name(kKvType)) +
-           ",\"numerics\":" + json(numerics == Numerics::invariant ? "invariant" : "fast") +
-           ",\"patches\":" + json(MESHNODE_ENGINE_PATCHES) + ",\"repack\":" + boolean(repack) + "}";
 }
 
 std::vector<Control> controls_of(const llama_vocab * vocab) {
@@ -408,7 +323,7 @@ class Engine final : public Stage {
         for (const auto & [type, bytes] : llama_get_memory_breakdown(context_.get())) {
             loaded_.kv_bytes += bytes.context;
         }
-        loaded_.recipe      = recipe(options.numerics, fast, fast);
+        loaded_.recipe      = recipe(options.numerics, ggml_type_name(kKvType), fast, fast);
         loaded_.fingerprint = fingerprint(facts.types, fast);
     }
 

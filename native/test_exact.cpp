@@ -26,14 +26,14 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr int kChunks[] = {9, 4, 2, 1};  // each meets kernels that take so many columns at once, or does not
+constexpr int kChunks[] = {6, 3, 2, 1};  // each meets kernels that take so many columns at once, or does not
 constexpr int kDecode = 2;  // steps
 constexpr int kStep = 64;   // positions at most
 
 struct Arguments {
     std::string model;
     int         jobs    = 2;  // cuts tried at once
-    int         prompt  = 16;
+    int         prompt  = 12;
     Numerics    numerics = Numerics::invariant;
     bool             unproven = false;
     std::vector<int> cuts;

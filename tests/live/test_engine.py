@@ -9,7 +9,7 @@ import pytest
 
 from meshnode.worker.build import build
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]  # 20 s on two idle cores
 SPIN = {"GOMP_SPINCOUNT": "5000"}  # as the node sets it: idle threads must not take the cores from the busy ones
 
 
@@ -19,7 +19,7 @@ def native_tests() -> Path:
 
 
 def passes(*command: Path | str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110, env=SPIN)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=SPIN)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
