@@ -234,7 +234,7 @@ void compare_prefill(Report & report, Stage & whole) {
 void compare_sessions(Report & report, const Arguments & args) {
     constexpr int sessions = 4, steps = 6;
     const int lengths[sessions] = {31, 5, 48, 1};
-    auto stage = open(args, {0, -1}, 2, 2 * sessions + 1, 512);
+    auto stage = open(args, {0, -1}, 1, 2 * sessions + 1, 512);
     const Layers all = stage->loaded().layers;
 
     auto forward = [&](const std::vector<uint32_t> & slots, const std::vector<Text> & texts) {
