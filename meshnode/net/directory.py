@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Iterable
 
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 SIXTEENTHS = 16
 OFFER_TIMEOUT_S = 2.0  # a member that takes longer to say what it holds is no good next hop
 FIND_TIMEOUT_S = 3.0
+BLAMED_S = 60.0  # one slow answer should not count for ever
+BLAMED_TIMEOUT_S = 0.25  # what a look-up waits for those that were silent before
+MAX_BLAMED = 1024
 ASKED = 64  # peers asked for one look-up: enough for choice, few enough to be quick
 
 
@@ -54,6 +58,7 @@ class Directory:
         self._network = network
         self._links = links
         self.mesh_id = mesh_id
+        self._blamed: dict[PeerId, float] = {}
 
     async def holders(self, artifact: ArtifactId, layer: int, n_layer: int) -> list[Heard]:
         """Offers of an artifact by nodes announced for a layer, or connected; they may hold other layers of it."""
@@ -90,10 +95,27 @@ class Directory:
     async def _offers(self, peer: PeerId, artifact: ArtifactId | None) -> list[Heard]:
         nonce = secrets.token_bytes(16)
         asked = trio.current_time()
-        answer = await self._links.request(peer, OfferQuery(nonce, artifact), Offers, timeout=OFFER_TIMEOUT_S)
+        timeout = BLAMED_TIMEOUT_S if self._is_blamed(peer) else OFFER_TIMEOUT_S
+        try:
+            answer = await self._links.request(peer, OfferQuery(nonce, artifact), Offers, timeout=timeout)
+        except MeshError as error:
+            if error.code in ("deadline", "unreachable"):
+                self.blame(peer)
+            raise
         took = trio.current_time() - asked
         offers = [statements.check(signed, Offer, self.mesh_id, by=peer) for signed in answer.offers]
         for offer in offers:
             if offer.nonce != nonce or offer.node != peer:
                 raise MeshError("bad_signature", f"an offer of {peer} that is not fresh")
-        return [Heard(offer, took) for offer in offers if artifact in (None, offer.contract.artifact)]
+            offer.holding.within(offer.contract.n_layer)
+        blamed = self._is_blamed(peer)
+        return [Heard(offer, took, blamed) for offer in offers if artifact in (None, offer.contract.artifact)]
+
+    def blame(self, peer: PeerId) -> None:
+        """It let a request of ours run out of time: for a while it is asked last, and briefly."""
+        self._blamed[peer] = trio.current_time() + BLAMED_S
+        while len(self._blamed) > MAX_BLAMED:
+            del self._blamed[next(iter(self._blamed))]
+
+    def _is_blamed(self, peer: PeerId) -> bool:
+        return self._blamed.get(peer, -math.inf) > trio.current_time()

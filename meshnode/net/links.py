@@ -22,6 +22,7 @@ from .stream import PeerStream
 
 log = logging.getLogger(__name__)
 
+LINK_ITEMS = 4096  # 64 pushes of 11 fields each have a fifth of it
 REQUEST_PROTOCOL = "/meshnode/request/1"
 LINK_PROTOCOL = "/meshnode/link/1"
 
@@ -125,7 +126,11 @@ class Links:
             answer = Refusal(refused.code, refused.message, refused.failed, refused.attempts)
         except MeshError as error:
             answer = Refusal(error.code, error.message)
-        return schema.encode(answer)
+        try:
+            return schema.encode(answer)
+        except ValueError:  # a message that we must not send: what led to it is at fault, not the one who asks
+            log.exception("an answer that cannot be sent")
+            return schema.encode(Refusal("internal", "the answer does not fit a message"))
 
     async def _read(self, stream: PeerStream) -> None:
         while True:
@@ -146,7 +151,7 @@ class Links:
                 log.warning("link to oneself: %s", error)
 
     async def _dispatch(self, peer: str, header: bytes, payload: memoryview) -> None:
-        message: Any = schema.decode(header, *ON_LINKS)
+        message: Any = schema.decode(header, *ON_LINKS, max_items=LINK_ITEMS)
         for handler in self._on_message.get(type(message), ()):
             await handler(PeerId(peer), message, payload)
 

@@ -18,6 +18,7 @@ class Heard:
 
     offer: Offer
     round_trip: float
+    blamed: bool = False  # it failed us lately: others first
 
     @property
     def cost(self) -> float:
@@ -54,6 +55,11 @@ def judge(heard: Heard, begin: int, contract: Contract, context: int, excluded: 
     return Verdict(heard, reason)
 
 
+def patience(left: float, last: bool) -> float:
+    """Seconds for one candidate of those that remain: one that never answers must leave time for the others."""
+    return left if last else left / 2
+
+
 def differences(ours: Contract, theirs: Contract) -> list[str]:
     """Names of the parts in which two contracts differ."""
     return [name for name in ours.__dataclass_fields__ if getattr(ours, name) != getattr(theirs, name)]
@@ -62,7 +68,7 @@ def differences(ours: Contract, theirs: Contract) -> list[str]:
 def rank(verdicts: Iterable[Verdict]) -> list[Heard]:
     """Usable offers, best first: those that reach farthest make the fewest hops; among them the cheapest."""
     usable = [v.heard for v in verdicts if v.usable]
-    return sorted(usable, key=lambda h: (-h.offer.holding.end, h.cost, -h.offer.free, h.offer.node))
+    return sorted(usable, key=lambda h: (h.blamed, -h.offer.holding.end, h.cost, -h.offer.free, h.offer.node))
 
 
 def missing(offers: Iterable[Offer], n_layer: int) -> list[Layers]:

@@ -18,11 +18,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from ..config import LEASE_IDLE_S
 from ..errors import MeshError
-from ..ids import SessionId
+from ..ids import PeerId, SessionId
 
+Key: TypeAlias = tuple[PeerId, SessionId]  # a session is its entry node's: nobody else can name it
+
+FIRST_PUSH_S = 120.0  # renewals keep a lease that long while hops before it work on the prompt, but not for ever
 REMEMBERED = 4096  # epochs of ended sessions kept to fence late frames; older ones are refused as unknown anyway
 
 
@@ -63,9 +67,10 @@ def after(state: State, event: Event) -> State:
 class Reservation:
     """One lease's place in the book. Times are monotonic seconds of the caller's clock."""
 
-    session: SessionId
+    key: Key
     epoch: int
     ends: float
+    wait_ends: float = 0.0
     state: State = State.RESERVED
 
 
@@ -75,52 +80,55 @@ class LeaseBook:
 
     places: int
     ttl: float
-    _held: dict[SessionId, Reservation] = field(default_factory=dict)
-    _ran: dict[SessionId, int] = field(default_factory=dict)
+    _held: dict[Key, Reservation] = field(default_factory=dict)
+    _ran: dict[Key, int] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
         return self.places - len(self._held)
 
-    def reserve(self, session: SessionId, epoch: int, now: float, *, within: float) -> None:
+    def reserve(self, key: Key, epoch: int, now: float, *, within: float) -> None:
         """Takes a place for `within` seconds. MeshError stale_epoch, or busy when none is free.
 
         An epoch that has run is never leased again; one that was only negotiated may be asked for anew.
         """
-        if epoch <= self._ran.get(session, -1):
+        if epoch <= self._ran.get(key, -1):
             raise MeshError("stale_epoch", f"epoch {epoch} of the session has run here before")
-        if session in self._held:
+        if key in self._held:
             raise MeshError("busy", "the session is held here already", hint="close it first, or let its lease end")
         if not self.free:
             raise MeshError("busy", f"all {self.places} sessions of this holding are taken")
-        self._held[session] = Reservation(session, epoch, now + within)
+        self._held[key] = Reservation(key, epoch, now + within)
 
-    def idle(self, session: SessionId) -> Reservation | None:
+    def idle(self, key: Key) -> Reservation | None:
         """The session's lease when it is signed and nothing has come for it: an attempt that was given up."""
-        held = self._held.get(session)
+        held = self._held.get(key)
         return held if held and held.state is State.READY else None
 
-    def find(self, session: SessionId, epoch: int) -> Reservation:
+    def find(self, key: Key, epoch: int) -> Reservation:
         """MeshError stale_epoch for an epoch that has passed, unknown_session for what was never here."""
-        held = self._held.get(session)
+        held = self._held.get(key)
         if held and held.epoch == epoch:
             return held
-        if epoch <= self._ran.get(session, -1):
+        if epoch <= self._ran.get(key, -1):
             raise MeshError("stale_epoch", f"epoch {epoch} of the session has passed")
         raise MeshError("unknown_session", "no lease of that session and epoch is held here")
 
-    def apply(self, session: SessionId, epoch: int, event: Event, now: float) -> State:
+    def apply(self, key: Key, epoch: int, event: Event, now: float) -> State:
         """Moves a lease along the table; its time begins anew where that is due."""
-        held = self.find(session, epoch)
+        held = self.find(key, epoch)
         before, held.state = held.state, after(held.state, event)
         if held.state is State.CLOSED:
-            del self._held[session]
+            del self._held[key]
         elif event is Event.SIGN:
             held.ends = now + min(LEASE_IDLE_S, self.ttl)
-        elif event is Event.RENEW or before is State.READY:
+            held.wait_ends = now + FIRST_PUSH_S
+        elif event is Event.PUSH and before is State.READY:
             held.ends = now + self.ttl
+        elif event is Event.RENEW:
+            held.ends = now + self.ttl if before is State.RUNNING else min(now + self.ttl, held.wait_ends)
         if event is Event.PUSH and before is State.READY:
-            self._ran[session] = epoch
+            self._ran[key] = epoch
             while len(self._ran) > REMEMBERED:
                 del self._ran[next(iter(self._ran))]
         return held.state

@@ -9,6 +9,8 @@ from ..ids import PeerId
 from ..wire import statements
 from ..wire.messages import Grant, Lease, Signed
 
+MIN_TTL_MS = 1000  # a shorter lease would keep its entry node busy with renewals
+
 
 def check_route(
     signed: Sequence[Signed], grant: Grant, mesh_id: str, head: PeerId, excluded: Collection[PeerId] = ()
@@ -38,6 +40,7 @@ def check_route(
             "its successor is not the hop after it": lease.successor != after,
             f"its context of {lease.context} is less than {grant.context}": lease.context < grant.context,
             "its node is excluded": lease.node in excluded,
+            f"it lives for {lease.ttl} ms only": lease.ttl < MIN_TTL_MS,
         }
         for fault, found in faults.items():
             if found:

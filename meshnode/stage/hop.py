@@ -14,6 +14,7 @@ from ..errors import MeshError
 from ..ids import PeerId
 from ..ledger.receipts import Account
 from ..net.links import Links
+from ..route.lease import Key
 from ..session import HopSession, Sampler
 from ..wire import activation
 from ..wire.messages import Credit, Failure, Lease, Push, Pushes, Renew, Tokens
@@ -57,12 +58,18 @@ class Hop:
         self.session = HopSession(lease)
         self.sampler = Sampler(0)
         self.computed = 0  # positions
+        self.over = False  # a fault was passed on: nothing more is accepted
+        self._renewing = False
         self._held_back: Tokens | None = None
         # bounded by the lease: no more positions are accepted than its context has
         self._todo, self._work = trio.open_memory_channel[Work](math.inf)
         self._scope = trio.CancelScope()
         self._stopped = trio.Event()
         self._started = False
+
+    @property
+    def key(self) -> Key:
+        return self.place.entry, self.lease.session
 
     @property
     def is_head(self) -> bool:
@@ -89,11 +96,13 @@ class Hop:
         self.account.link(self.place.tail, "in", "ring").add(tokens.first, len(tokens.ids), digest)
         self._todo.send_nowait(Work(tokens.first, len(tokens.ids), memoryview(rows), True))
 
-    async def accept_credit(self, credit: Credit) -> None:
+    def accept_credit(self, credit: Credit) -> Tokens | None:
+        """What was held back for want of credit, and may now go into the ring."""
         self.sampler.grant(credit.total)
-        if self._held_back is not None and self.sampler.may_go_on:
-            tokens, self._held_back = self._held_back, None
-            await self._send_ring(tokens)
+        if self._held_back is None or not self.sampler.may_go_on:
+            return None
+        tokens, self._held_back = self._held_back, None
+        return tokens
 
     # the work
 
@@ -105,8 +114,11 @@ class Hop:
                 async for work in self._work:
                     await self._step(work)
         except MeshError as error:
-            log.warning("hop %d of a session failed: %s", self.lease.hop, error)
             await self.fail(self.lease.node, error)
+        except Exception:
+            # whatever it is, it is this session's alone: nothing that a peer can bring about ends the node
+            log.exception("an unforeseen fault in a hop")
+            await self.fail(self.lease.node, MeshError("internal", "an unforeseen fault in a hop"))
         finally:
             self._stopped.set()
 
@@ -122,6 +134,9 @@ class Hop:
         )
         self.account.step(work.first, work.n, stepped.compute_ns // 1000)
         self.computed = work.first + work.n
+        width = 4 * self.account.contract.n_embd
+        if not self.is_tail and len(stepped.residual) != work.n * width:
+            raise MeshError("internal", f"the worker gave {len(stepped.residual)} bytes for {work.n} positions")
         if not self.is_tail:
             await self._push(work, stepped.residual)
         elif stepped.sampled is not None:
@@ -162,14 +177,14 @@ class Hop:
         if self.sampler.finish is None:
             ring = Tokens(session=lease.session, epoch=lease.epoch, first=position, ids=ids, lease=self.place.head[1])
             if self.sampler.may_go_on:
-                await self._send_ring(ring)
+                await self.send_ring(ring)
             else:
                 self._held_back = ring
         if ids:
             self._log_tokens(self.place.entry, "answer", answer)
         await self._send(self.place.entry, answer)
 
-    async def _send_ring(self, tokens: Tokens) -> None:
+    async def send_ring(self, tokens: Tokens) -> None:
         self._log_tokens(self.place.head[0], "ring", tokens)
         await self._send(self.place.head[0], tokens)
 
@@ -186,21 +201,23 @@ class Hop:
     # what goes along or back
 
     async def renew(self) -> None:
-        if self.place.after is not None:
-            lease = self.lease
+        if self.place.after is not None and not self._renewing:
+            self._renewing, lease = True, self.lease
             await self._send(lease.successor, Renew(self.place.after, lease.session, lease.epoch))
+            self._renewing = False
 
     async def fail(self, node: PeerId, error: MeshError) -> None:
-        """Tells the entry node, along the route's links, that `node` cannot go on."""
-        await self.send_back(node, error.code, error.message)
-
-    async def send_back(self, node: PeerId, code: str, say: str) -> None:
+        """Tells the entry node, along the route's links, that `node` cannot go on. Once: then the hop is over."""
+        if self.over:
+            return
+        self.over = True
         lease = self.lease
-        failure = Failure(lease.session, lease.epoch, node, code, say, self.place.before)
+        log.warning("hop %d of a session failed at %s: %s", lease.hop, node, error)
+        failure = Failure(lease.session, lease.epoch, node, error.code, error.message, self.place.before)
         try:
             await self.links.send(lease.predecessor, failure)
-        except MeshError as error:  # the way back is cut as well: the entry node will miss its tokens
-            log.info("a failure could not be passed back: %s", error)
+        except MeshError as lost:  # the way back is cut as well: the entry node will miss its tokens
+            log.info("a failure could not be passed back: %s", lost)
 
     async def stop(self, *, worker_ends: bool = False) -> None:
         """Returns once nothing of this hop is in the worker; its slot is then freed.

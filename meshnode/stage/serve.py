@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -37,15 +38,17 @@ from ..wire.messages import (
     Tokenize,
     Tokenized,
     Tokens,
+    code_here,
 )
 from ..worker import Sampling, Worker
 from .holding import Holding
-from .hop import Hop, Place
+from .hop import STOP_S, Hop, Place
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.25  # how late a lease's end may be noticed
 LET_GO_S = 1.0  # for telling an entry node that its session ends here
+TOKEN_BYTES = 32  # a text with more bytes a token than this is not worth the time that it takes to tokenize
 MARGIN = 0.9  # of the time left goes to the next hop: the rest is for its answer's way back
 MIN_HOP_S = 0.05  # less time than this is not worth asking a successor
 
@@ -109,6 +112,9 @@ class Stage:
         if not heads:
             raise MeshError("unknown_model", "this node is no head of that artifact")
         worker, limit = heads[0].worker, heads[0].worker.loaded.n_ctx
+        size = len((ask.text or "").encode()) + sum(len(turn.content.encode()) for turn in ask.chat)
+        if size > limit * TOKEN_BYTES:
+            raise MeshError("context_exceeded", f"a prompt of {size} bytes cannot fit the context of {limit} tokens")
         if ask.text is not None and not ask.chat:
             ids = await worker.tokenize(ask.text, add_special=True, parse_special=True)
         elif ask.chat and ask.text is None:
@@ -128,17 +134,18 @@ class Stage:
             raise MeshError("bad_lease", "a route-open that does not come from the hop before")
         holding = self._holding_for(grant, ask.begin)
         await holding.verify()
-        for given_up in [h for h in self.hops.values() if h.lease.session == grant.session]:
-            if self._by_lease[given_up.lease.lease] is holding and holding.book.idle(grant.session):
+        key = (grant.entry, grant.session)
+        for given_up in [h for h in self.hops.values() if h.key == key]:
+            if self._by_lease.get(given_up.lease.lease) is holding and holding.book.idle(key):
                 await self._end(given_up, Event.LAPSE)
         now, seconds = trio.current_time(), ask.deadline / 1000
-        holding.book.reserve(grant.session, grant.epoch, now, within=seconds)
+        holding.book.reserve(key, grant.epoch, now, within=seconds)
         try:
             with trio.move_on_after(seconds):
                 return await self._lease(peer, ask, grant, holding)
             raise MeshError("deadline", "the time for opening a route is over")
         except BaseException:
-            holding.book.apply(grant.session, grant.epoch, Event.CLOSE, trio.current_time())
+            holding.book.apply(key, grant.epoch, Event.CLOSE, trio.current_time())
             raise
 
     def _holding_for(self, grant: Grant, begin: int) -> Holding:
@@ -162,14 +169,18 @@ class Stage:
         is_tail = effective.end == grant.contract.n_layer
         history = ask.prompt if is_tail else ()
         worker = holding.worker
-        await worker.open(handle, _sampling(ask.sampling), history)
+        after = RouteReady((), ask.attempts)
+        following: list[Lease] = []
         try:
+            await worker.open(handle, _sampling(ask.sampling), history)
             chain = (*ask.chain, messages.Hop(me, lease_id, self.addresses))
-            if is_tail:
-                after = RouteReady((), ask.attempts)
-            else:
+            if not is_tail:
                 after = await self._find_successor(ask, grant, chain, effective.end)
             following = [statements.check(s, Lease, self._mesh_id, by=s.signer) for s in after.leases]
+            if len(chain) + len(following) > messages.MAX_HOPS:
+                raise MeshError("bad_lease", f"a route of more than {messages.MAX_HOPS} hops")
+            if holding not in self.holdings:
+                raise MeshError("worker_died", "the worker ended while the route was opened")
             head = chain[0]
             place = Place(
                 entry=grant.entry,
@@ -197,9 +208,11 @@ class Stage:
             )
             hop = Hop(self._links, worker, handle, lease, place, Account(lease, grant.contract))
             hop.sampler = Sampler(ask.max_tokens)
-            holding.book.apply(grant.session, grant.epoch, Event.SIGN, trio.current_time())
+            holding.book.apply(hop.key, grant.epoch, Event.SIGN, trio.current_time())
         except BaseException:
-            with trio.CancelScope(shield=True):
+            for lease in following[:1]:
+                self._nursery.start_soon(self._give_up, lease)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + STOP_S):
                 await _close_quietly(worker, handle)
             raise
         self.hops[lease_id] = hop
@@ -220,16 +233,18 @@ class Stage:
             ask.attempts,
             [Failed(v.heard.offer.node, begin, "no_route", v.reason or "") for v in verdicts if not v.usable],
         )
-        for candidate in choose.rank(verdicts)[: choose.ATTEMPTS_A_HOP]:
+        candidates = choose.rank(verdicts)[: choose.ATTEMPTS_A_HOP]
+        for number, candidate in enumerate(candidates, start=1):
             node, left = candidate.offer.node, ends - trio.current_time()
             if attempts < 1 or left < MIN_HOP_S:
                 break
             attempts -= 1
+            patience = choose.patience(left, number == len(candidates))
             further = RouteOpen(
                 grant=ask.grant,
                 begin=begin,
                 chain=chain,
-                deadline=int(left * 1000),
+                deadline=int(patience * 1000),
                 attempts=attempts,
                 sampling=ask.sampling,
                 prompt=ask.prompt,
@@ -237,19 +252,33 @@ class Stage:
                 excluded=ask.excluded,
                 entry_addresses=ask.entry_addresses,
             )
+            ready: RouteReady | None = None
             try:
-                ready = await self._links.request(node, further, RouteReady, timeout=left)
+                ready = await self._links.request(node, further, RouteReady, timeout=patience)
                 await self._links.connect(node)
             except Refused as refused:
                 attempts = min(attempts, refused.attempts) if refused.failed else attempts
                 failed += [Failed(node, begin, refused.code, refused.message), *refused.failed]
             except MeshError as error:
+                if error.code == "deadline":
+                    self._directory.blame(node)
                 failed.append(Failed(node, begin, error.code, error.message))
+                if ready is not None:
+                    lease = statements.check(ready.leases[0], Lease, self._mesh_id, by=node)
+                    self._nursery.start_soon(self._give_up, lease)
             else:
                 return RouteReady(ready.leases, ready.attempts, (*failed[:64], *ready.failed)[:128])
         tried = f": {failed[0].code}, {failed[0].say}" if failed else ": nobody offers it"
         say = f"nobody takes the layers from {begin} on{tried}"
         raise Refused(Refusal("no_route", say, tuple(failed[:128]), attempts))
+
+    async def _give_up(self, lease: Lease) -> None:
+        """Closes a lease that was got for nothing, so that it need not run out."""
+        try:
+            close = Close(lease.lease, lease.session, lease.epoch, "cancelled")
+            await self._links.request(lease.node, close, Closed, timeout=self._config.hop_timeout_s)
+        except MeshError as error:
+            log.info("giving up a lease of %s: %s", lease.node, error)
 
     async def _close(self, peer: PeerId, ask: Close) -> Closed:
         hop = self.hops.get(ask.lease)
@@ -285,7 +314,7 @@ class Stage:
         try:
             await hop.stop(worker_ends=worker_ends)
         finally:
-            holding.book.apply(hop.lease.session, hop.lease.epoch, event, trio.current_time())
+            holding.book.apply(hop.key, hop.lease.epoch, event, trio.current_time())
 
     # links: what has to be sent on is sent by tasks of their own, for a peer that has to be dialled first would hold up
     # all that comes after on the link
@@ -304,46 +333,58 @@ class Stage:
         known = [hop for hop in hops if hop is not None]
         if not known:
             return
-        parts = activation.split(message, payload, n_embd=known[0].account.contract.n_embd)
+        try:
+            parts = activation.split(message, payload, n_embd=_one_width(known))
+        except MeshError as error:  # the frame was whole: its sessions are at fault, not the link
+            for hop in known:
+                self._fail_soon(hop, peer, error)
+            return
         for hop, (push, rows) in zip(hops, parts, strict=True):
-            if hop is None:
+            if hop is None or hop.over:
                 continue
-            digest = message.bundle[0].sha256 if len(parts) == 1 else hashlib.sha256(rows).digest()
+            alone = len(parts) == 1
+            digest = message.bundle[0].sha256 if alone else hashlib.sha256(rows).digest()
             try:
-                holding = self._by_lease[push.lease]
-                hop.accept_push(push, rows, digest)
-                holding.book.apply(push.session, push.epoch, Event.PUSH, trio.current_time())
+                # rows of a shared frame are copied, or a small push would keep all of it
+                hop.accept_push(push, rows if alone else memoryview(bytes(rows)), digest)
+                self._by_lease[push.lease].book.apply(hop.key, push.epoch, Event.PUSH, trio.current_time())
             except MeshError as error:
-                self._nursery.start_soon(hop.fail, peer, error)
+                self._fail_soon(hop, peer, error)
+
+    def _fail_soon(self, hop: Hop, node: PeerId, error: MeshError) -> None:
+        if not hop.over:  # one task a hop, however many bad messages come
+            self._nursery.start_soon(hop.fail, node, error)
 
     async def _ring(self, peer: PeerId, message: Tokens, _: memoryview) -> None:
         if message.lease is None:
             return
         hop = self._hop_of(message.lease, peer, "tail")
-        if hop is not None and hop.is_head:
+        if hop is not None and hop.is_head and not hop.over:
             try:
                 hop.accept_ring(message)
             except MeshError as error:
-                self._nursery.start_soon(hop.fail, peer, error)
+                self._fail_soon(hop, peer, error)
 
     async def _credit(self, peer: PeerId, message: Credit, _: memoryview) -> None:
         hop = self._hop_of(message.lease, peer, "entry")
         if hop is not None and message.epoch == hop.lease.epoch:
-            self._nursery.start_soon(hop.accept_credit, message)
+            tokens = hop.accept_credit(message)
+            if tokens is not None:
+                self._nursery.start_soon(hop.send_ring, tokens)
 
     async def _renew(self, peer: PeerId, message: Renew, _: memoryview) -> None:
         hop = self._hop_of(message.lease, peer, "predecessor")
         if hop is None or message.epoch != hop.lease.epoch:
             return
         book = self._by_lease[message.lease].book
-        book.apply(message.session, message.epoch, Event.RENEW, trio.current_time())
+        book.apply(hop.key, message.epoch, Event.RENEW, trio.current_time())
         self._nursery.start_soon(hop.renew)
 
     async def _failure(self, peer: PeerId, message: Failure, _: memoryview) -> None:
         if message.lease is not None:
             hop = self._hop_of(message.lease, peer, "successor")
             if hop is not None:
-                self._nursery.start_soon(hop.send_back, message.node, message.code, message.say)
+                self._fail_soon(hop, message.node, MeshError(code_here(message.code), message.say))
 
     def _lost(self, peer: PeerId) -> None:
         gone = MeshError("unreachable", "the connection to the next hop broke")
@@ -353,13 +394,20 @@ class Stage:
 
     async def _sweep(self) -> None:
         now = trio.current_time()
-        for holding in self.holdings:
-            over = {(r.session, r.epoch) for r in holding.book.lapsed(now)}
-            hops = [h for h in self.hops.values() if (h.lease.session, h.lease.epoch) in over]
-            for hop in hops:
-                if self._by_lease.get(hop.lease.lease) is holding:
-                    log.info("a lease has ended without being closed")
-                    await self._end(hop, Event.LAPSE)
+        over = {id(h): {(r.key, r.epoch) for r in h.book.lapsed(now)} for h in self._by_lease.values()}
+        for lease, hop in list(self.hops.items()):
+            holding = self._by_lease.get(lease)
+            if holding is not None and (hop.key, hop.lease.epoch) in over.get(id(holding), ()):
+                log.info("a lease has ended without being closed")
+                await self._end(hop, Event.LAPSE)
+
+
+def _one_width(hops: Sequence[Hop]) -> int:
+    """n_embd, when it is that of all; MeshError bad_frame for a frame that mixes models."""
+    widths = {hop.account.contract.n_embd for hop in hops}
+    if len(widths) > 1:
+        raise MeshError("bad_frame", "a frame that mixes models")
+    return widths.pop()
 
 
 def _sampling(asked: messages.Sampling) -> Sampling:

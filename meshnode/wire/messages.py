@@ -10,7 +10,22 @@ from typing import TypeAlias
 
 from ..errors import CODES
 from ..ids import SESSION_BYTES, ArtifactId, Layers, PeerId, SessionId
-from .schema import field, flag, integer, integers, layers, listing, message, nested, octets, prose, text, uint, word
+from .schema import (
+    field,
+    flag,
+    integer,
+    integers,
+    layers,
+    listing,
+    message,
+    nested,
+    octets,
+    prose,
+    shaped,
+    text,
+    uint,
+    word,
+)
 
 WIRE_VERSION = 1
 MAX_PROMPT = 1 << 16  # tokens in one message
@@ -26,7 +41,7 @@ SESSION = octets(SESSION_BYTES)
 EPOCH = uint((1 << 32) - 1)
 POSITION = uint(1 << 24)
 DIGEST = octets(32)
-ARTIFACT = text(71, 71)
+ARTIFACT = shaped("(sha256|shards):[0-9a-f]{64}")
 CODE = text(40, 1)
 SAY = prose(1000)
 LEASE_ID = octets(8)
@@ -93,7 +108,7 @@ class Offer:
     sessions: int = field(18, uint(256))
     free: int = field(20, uint(256))  # sessions
     pairs: tuple[tuple[int, int], ...] = field(
-        22, listing(integers((1 << 53) - 1, 2), MAX_PAIRS)
+        22, listing(integers((1 << 53) - 1, 2, 2), MAX_PAIRS)
     )  # (entry layer, default=us)
     addresses: tuple[str, ...] = field(24, ADDRESSES)
     chat: bool = field(26, flag)
@@ -312,7 +327,7 @@ class LinkSide:
     direction: str = field(2, word("in", "out"))
     kind: str = field(3, word("prompt", "residual", "ring", "answer"))
     positions: int = field(4, uint())
-    leaves: int = field(5, uint(4096))
+    leaves: int = field(5, uint())
     root: bytes = field(6, DIGEST)  # Merkle root over the leaves (first, count, digest of the bytes)
     replay: bool = field(7, flag, default=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar, dataclass_transform
@@ -71,6 +72,18 @@ def text(most: int, least: int = 0) -> Kind:
     return Kind(check, check)
 
 
+def shaped(shape: str) -> Kind:
+    """Text of one shape, a regular expression."""
+    pattern = re.compile(shape)
+
+    def check(value: Any) -> str:
+        if type(value) is not str or not pattern.fullmatch(value):
+            raise _refuse(f"not of the shape {shape}")
+        return value
+
+    return Kind(check, check)
+
+
 def prose(most: int) -> Kind:
     """Text for people: what is too long is cut when it is sent."""
     kind = text(most)
@@ -106,12 +119,12 @@ def listing(of: Kind, most: int, least: int = 0) -> Kind:
     return Kind(lambda values: walk(values, of.encode), lambda values: tuple(walk(values, of.decode)))
 
 
-def integers(limit: int, most: int) -> Kind:
+def integers(limit: int, most: int, least: int = 0) -> Kind:
     """A list of integers in 0..limit, checked at once: prompts are long."""
 
     def check(values: Any) -> tuple[int, ...]:
-        if not isinstance(values, (list, tuple)) or len(values) > most:
-            raise _refuse(f"no list of up to {most}")
+        if not isinstance(values, (list, tuple)) or not least <= len(values) <= most:
+            raise _refuse(f"no list of {least}..{most}")
         if any(type(value) is not int for value in values) or (values and not 0 <= min(values) <= max(values) <= limit):
             raise _refuse(f"not integers in 0..{limit}")
         return tuple(values)
@@ -169,9 +182,9 @@ def encode(value: Any) -> bytes:
     return cbor.dumps({TYPE_KEY: type(value).type_number} | _encode_fields(value))
 
 
-def decode(raw: bytes, *expected: type[M]) -> M:
+def decode(raw: bytes, *expected: type[M], max_items: int = cbor.MAX_ITEMS) -> M:
     """The message in `raw`; MeshError bad_frame unless it is a sound one of an expected type."""
-    value = cbor.loads(raw)
+    value = cbor.loads(raw, max_items=max_items)
     if not isinstance(value, dict):
         raise MeshError("bad_frame", "a message that is no map")
     number = value.pop(TYPE_KEY, None)

@@ -6,10 +6,11 @@ import pytest
 
 from meshnode.config import LEASE_IDLE_S
 from meshnode.errors import MeshError
-from meshnode.ids import SessionId
-from meshnode.route.lease import Event, LeaseBook, State, after
+from meshnode.ids import PeerId, SessionId
+from meshnode.route.lease import FIRST_PUSH_S, Event, LeaseBook, State, after
 
-A, B = SessionId(b"a" * 16), SessionId(b"b" * 16)
+ENTRY = PeerId("entry")
+A, B = (ENTRY, SessionId(b"a" * 16)), (ENTRY, SessionId(b"b" * 16))
 ALLOWED = {
     (State.RESERVED, Event.SIGN): State.READY,
     (State.READY, Event.PUSH): State.RUNNING,
@@ -75,7 +76,7 @@ def test_an_attempt_that_was_given_up_may_be_made_again() -> None:
 def test_time_runs_out_without_prefill_and_without_renewal() -> None:
     book = LeaseBook(2, ttl=30)
     book.reserve(A, 1, 0.0, within=5)
-    assert [held.session for held in book.lapsed(5.0)] == [A]
+    assert [held.key for held in book.lapsed(5.0)] == [A]
     book.apply(A, 1, Event.SIGN, 1.0)
     assert not book.lapsed(LEASE_IDLE_S + 0.9)
     assert book.lapsed(LEASE_IDLE_S + 1.0)
@@ -86,3 +87,25 @@ def test_time_runs_out_without_prefill_and_without_renewal() -> None:
     book.apply(A, 1, Event.RENEW, 31.0)
     assert not book.lapsed(60.9)
     assert book.lapsed(61.0)
+
+
+def test_renewals_do_not_hold_a_place_for_ever_on_which_nothing_comes() -> None:
+    book = LeaseBook(2, ttl=30)
+    book.reserve(A, 1, 0.0, within=5)
+    book.apply(A, 1, Event.SIGN, 0.0)
+    for now in range(5, int(FIRST_PUSH_S), 5):
+        book.apply(A, 1, Event.RENEW, float(now))
+    assert not book.lapsed(FIRST_PUSH_S - 0.1)
+    assert book.lapsed(FIRST_PUSH_S)
+
+
+def test_another_entry_node_cannot_name_a_session() -> None:
+    book = LeaseBook(2, ttl=30)
+    thief = (PeerId("thief"), A[1])
+    book.reserve(A, 1, 0.0, within=5)
+    book.reserve(thief, 1 << 31, 0.0, within=5)
+    for key, epoch in ((A, 1), (thief, 1 << 31)):
+        book.apply(key, epoch, Event.SIGN, 0.0)
+        book.apply(key, epoch, Event.PUSH, 0.0)
+    book.apply(thief, 1 << 31, Event.CLOSE, 0.0)
+    assert book.find(A, 1)
