@@ -94,6 +94,8 @@ class Answer:
         """(id, the text that it completed) of each new token; MeshError bad_step unless they come next."""
         if self.finish is not None:
             raise MeshError("bad_step", "tokens after the end of the answer")
+        if not tokens.ids and tokens.finish is None:
+            raise MeshError("bad_step", "a message of no tokens")
         if tokens.first != len(self.prompt) + len(self.ids) or len(tokens.pieces) != len(tokens.ids):
             raise MeshError("bad_step", f"tokens from position {tokens.first} on where another was due")
         if len(self.ids) + len(tokens.ids) > self.max_tokens:

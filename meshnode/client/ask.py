@@ -60,7 +60,8 @@ class Done:
     decode_s: float  # from the first token to the last
     receipts: tuple[Receipt, ...]
     statements: tuple[Signed, ...]  # the receipts as signed
-    acceptance: Signed  # the entry node's countersignature
+    acceptance: Signed | None  # the entry node's countersignature
+    fault: MeshError | None  # why there is none
 
 
 Event: TypeAlias = Routed | Token | Done

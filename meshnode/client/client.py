@@ -19,9 +19,9 @@ from ..route import choose
 from ..route.choose import Heard
 from ..route.verify import check_route
 from ..wire import messages, statements
-from ..wire.messages import Contract, Failed, Failure, Grant, RouteOpen, RouteReady, Tokenize, Tokenized, Tokens
+from ..wire.messages import Contract, Failed, Failure, Grant, Lease, RouteOpen, RouteReady, Tokenize, Tokenized, Tokens
 from .ask import Ask, Event
-from .journey import Journey
+from .journey import Journey, abandon
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class Client:
         self._directory = directory
         self._key = key
         self._config = config
+        self.open_timeout_s = OPEN_TIMEOUT_S
         self._journeys: dict[SessionId, Journey] = {}
         self.addresses: tuple[str, ...] = ()
         links.take(Tokens, self._tokens)
@@ -63,8 +64,9 @@ class Client:
     async def ask(self, ask: Ask) -> AsyncIterator[AsyncIterator[Event]]:
         """The events of one answer. Leaving the block early stops the work at every hop."""
         ask.check()
-        _, heard = await self.find(ask.model)
-        heads = self._heads(heard)
+        _, everything = await self.find(ask.model)
+        heard = _agreeing(everything)
+        heads = _heads(heard)
         prompt = await self._tokenize(ask, heads)
         limit = max(h.offer.context for h in heard)
         room = max(1, limit - len(prompt))
@@ -81,29 +83,13 @@ class Client:
         finally:
             self._journeys.pop(journey.grant.session, None)
 
-    def _heads(self, heard: Sequence[Heard]) -> list[Heard]:
-        """Candidates for the first hop, best first; MeshError no_route names the layers that nobody holds."""
-        contract = heard[0].offer.contract
-        gaps = choose.missing((h.offer for h in heard), contract.n_layer)
-        if gaps:
-            missing = ", ".join(map(str, gaps))
-            raise MeshError("no_route", f"nobody holds the layers {missing}", hint="serve them: --layers " + missing)
-        verdicts = [choose.judge(h, 0, h.offer.contract, 0, ()) for h in heard]
-        heads = choose.rank(verdicts)
-        if not heads:
-            reasons = "; ".join(sorted({v.reason for v in verdicts if v.reason and 0 in v.heard.offer.holding}))
-            raise MeshError("busy" if "busy" in reasons else "no_route", f"no head can take the request: {reasons}")
-        return heads
-
     async def _tokenize(self, ask: Ask, heads: Sequence[Heard]) -> tuple[int, ...]:
         fault: MeshError | None = None
         for head in heads[: choose.ATTEMPTS_A_HOP]:
             question = Tokenize(head.offer.contract.artifact, ask.prompt, ask.chat)
             try:
                 answer = await self._links.request(head.offer.node, question, Tokenized, timeout=TOKENIZE_TIMEOUT_S)
-            except Refused:
-                raise
-            except MeshError as error:
+            except MeshError as error:  # one head's word is not the last: it may be faulty, or have a smaller context
                 fault = error
                 continue
             if not answer.tokens:
@@ -114,27 +100,30 @@ class Client:
     async def _open(self, ask: Ask, heads: Sequence[Heard], prompt: tuple[int, ...], max_tokens: int) -> Journey:
         """Tries one head after the other, each with an epoch of its own."""
         session, attempts, failed = new_session(), choose.ATTEMPTS_A_REQUEST, list[Failed]()
-        ends = trio.current_time() + OPEN_TIMEOUT_S
-        for epoch, head in enumerate(heads[: choose.ATTEMPTS_A_HOP], start=1):
+        ends = trio.current_time() + self.open_timeout_s
+        candidates = heads[: choose.ATTEMPTS_A_HOP]
+        for epoch, head in enumerate(candidates, start=1):
             node, left = head.offer.node, ends - trio.current_time()
             if attempts < 1 or left <= 0:
                 break
             attempts -= 1
+            patience = choose.patience(left, epoch == len(candidates))
             grant = self._grant(session, epoch, head.offer.contract, len(prompt) + max_tokens)
             signed = statements.sign(self._key, self._directory.mesh_id, grant)
             route_open = RouteOpen(
                 grant=signed,
                 begin=0,
                 chain=(),
-                deadline=int(left * 1000),
+                deadline=int(patience * 1000),
                 attempts=attempts,
                 sampling=ask.sampling,
                 prompt=prompt,
                 max_tokens=max_tokens,
                 entry_addresses=self.addresses,
             )
+            leases: list[Lease] = []
             try:
-                ready = await self._links.request(node, route_open, RouteReady, timeout=left)
+                ready = await self._links.request(node, route_open, RouteReady, timeout=patience)
                 leases = check_route(ready.leases, grant, self._directory.mesh_id, node)
                 journey = Journey(
                     self._links, self._key, self._config, self._directory.mesh_id, grant, leases, prompt, max_tokens
@@ -142,9 +131,13 @@ class Client:
                 await journey.link()
             except Refused as refused:
                 attempts = min(attempts, refused.attempts) if refused.failed else attempts
-                failed += [Failed(node, 0, refused.code, refused.message[:500]), *refused.failed]
+                failed += [Failed(node, 0, refused.code, refused.message), *refused.failed]
             except MeshError as error:
-                failed.append(Failed(node, 0, error.code, error.message[:500]))
+                if error.code == "deadline":
+                    self._directory.blame(node)
+                failed.append(Failed(node, 0, error.code, error.message))
+                if leases:
+                    await abandon(self._links, leases)
             else:
                 self._journeys[session] = journey
                 return journey
@@ -169,6 +162,34 @@ class Client:
 
 
 DEFAULT_TOKENS = 256  # of an answer whose length nobody named; fewer where the context has no room
+
+
+def _agreeing(heard: Sequence[Heard]) -> list[Heard]:
+    """The offers of the contract that covers most: those who differ from it cannot be in one route with the others."""
+    by_contract: dict[Contract, list[Heard]] = {}
+    for h in heard:
+        by_contract.setdefault(h.offer.contract, []).append(h)
+
+    def standing(contract: Contract) -> tuple[bool, int, int]:
+        offers = by_contract[contract]
+        return not choose.missing((h.offer for h in offers), contract.n_layer), len(offers), -contract.n_layer
+
+    return by_contract[max(by_contract, key=standing)]
+
+
+def _heads(heard: Sequence[Heard]) -> list[Heard]:
+    """Candidates for the first hop, best first; MeshError no_route names the layers that nobody holds."""
+    contract = heard[0].offer.contract
+    gaps = choose.missing((h.offer for h in heard), contract.n_layer)
+    if gaps:
+        missing = ", ".join(map(str, gaps))
+        raise MeshError("no_route", f"nobody holds the layers {missing}", hint="serve them: --layers " + missing)
+    verdicts = [choose.judge(h, 0, h.offer.contract, 0, ()) for h in heard]
+    heads = choose.rank(verdicts)
+    if not heads:
+        reasons = "; ".join(sorted({v.reason for v in verdicts if v.reason and 0 in v.heard.offer.holding}))
+        raise MeshError("busy" if "busy" in reasons else "no_route", f"no head can take the request: {reasons}")
+    return heads
 
 
 def _no_route(failed: Sequence[Failed]) -> MeshError:

@@ -14,7 +14,7 @@ from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import PeerId
 from ..keys import NodeKey
-from ..ledger.receipts import LinkLog, check_receipts
+from ..ledger.receipts import LinkLog, Seen, check_receipts
 from ..net.links import Links
 from ..session import Answer
 from ..wire import activation, statements
@@ -28,7 +28,9 @@ from ..wire.messages import (
     Lease,
     Push,
     Pushes,
+    Receipt,
     Renew,
+    Signed,
     Tensor,
     Tokens,
     code_here,
@@ -65,6 +67,8 @@ class Journey:
         self.leases = tuple(leases)
         self.answer = Answer(prompt, max_tokens)
         self._granted = 0
+        self._arrived = 0  # tokens, taken or not
+        self._over = False
         self._renewing = trio.CancelScope()
         self._sent = LinkLog(self.head.node, "out", "prompt")
         self._received = LinkLog(self.tail.node, "in", "answer")
@@ -86,17 +90,28 @@ class Journey:
     # what arrives; called by the node's one dispatcher
 
     def tokens(self, peer: PeerId, message: Tokens) -> None:
-        if peer == self.tail.node and message.epoch == self.grant.epoch:
-            self._inbox.send_nowait(message)
+        if peer != self.tail.node or message.epoch != self.grant.epoch or self._over:
+            return
+        self._arrived += len(message.ids)
+        if self._arrived > self._granted or not (message.ids or message.finish):
+            self._end(self._hop_failed(peer, "bad_step", "it sent tokens that it had no credit for"))
+            return
+        self._inbox.send_nowait(message)
 
     def failure(self, peer: PeerId, message: Failure) -> None:
         if peer == self.head.node and message.epoch == self.grant.epoch:
             code, say = code_here(message.code), message.say
-            self._inbox.send_nowait(self._hop_failed(message.node, code, say))
+            self._end(self._hop_failed(message.node, code, say))
 
     def lost(self, peer: PeerId) -> None:
         if peer in (self.head.node, self.tail.node):
-            self._inbox.send_nowait(self._hop_failed(peer, "unreachable", "its connection broke"))
+            self._end(self._hop_failed(peer, "unreachable", "its connection broke"))
+
+    def _end(self, fault: MeshError) -> None:
+        """What has arrived is still taken; after it comes the fault, once."""
+        if not self._over:
+            self._over = True
+            self._inbox.send_nowait(fault)
 
     def _hop_failed(self, node: PeerId, code: str, say: str) -> MeshError:
         layers = ", ".join(str(lease.effective) for lease in self.leases if lease.node == node) or "unknown"
@@ -127,7 +142,7 @@ class Journey:
             finally:
                 nursery.cancel_scope.cancel()
                 if not done:
-                    await self._abandon()
+                    await abandon(self._links, self.leases)
         if failure is not None:
             raise failure
 
@@ -196,24 +211,28 @@ class Journey:
                     await trio.sleep(pause)
                     await self._links.send(head.node, Renew(head.lease, self.grant.session, self.grant.epoch))
         except MeshError as error:
-            self._inbox.send_nowait(self._hop_failed(head.node, error.code, error.message))
+            self._end(self._hop_failed(head.node, error.code, error.message))
 
     # the end
 
     async def _finish(self) -> Done:
-        """Closes every hop, checks that the receipts agree with each other and with what was seen; countersigns."""
-        closed = await self._close(self.head, "done", CLOSE_TIMEOUT_S)
-        sides = tuple(log.side() for log in (self._sent, self._received) if log.positions)  # an answer may be empty
-        mesh_id, grant = self._mesh_id, self.grant
-        receipts = check_receipts(closed.receipts, self.leases, grant.contract, grant.entry, sides, mesh_id)
-        acceptance = Acceptance(
-            session=grant.session,
-            epoch=grant.epoch,
-            entry=grant.entry,
-            receipts=tuple(statements.digest(signed) for signed in closed.receipts),
-            tokens=len(self.answer.ids),
-            links=sides,
-        )
+        """Closes every hop; checks that the receipts agree with each other and with what was seen; countersigns.
+
+        The answer stands whatever became of its receipts.
+        """
+        receipts: tuple[Receipt, ...] = ()
+        signed: tuple[Signed, ...] = ()
+        acceptance, fault = None, None
+        try:
+            closed = await _close(self._links, self.head, "done", CLOSE_TIMEOUT_S)
+            seen = Seen(self._sent, self._received, self.answer.finish == "length")
+            receipts = tuple(check_receipts(closed.receipts, self.leases, self.grant, seen, self._mesh_id))
+            signed = closed.receipts
+            acceptance = statements.sign(self._key, self._mesh_id, self._acceptance(signed, seen))
+        except MeshError as error:
+            log.warning("the receipts of an answer: %s", error)
+            fault = error
+            await abandon(self._links, self.leases)
         assert self.answer.finish is not None
         return Done(
             text=self.answer.text,
@@ -223,24 +242,38 @@ class Journey:
             leases=self.leases,
             ttft_s=self._first - self._began,
             decode_s=self._last - self._first,
-            receipts=tuple(receipts),
-            statements=closed.receipts,
-            acceptance=statements.sign(self._key, mesh_id, acceptance),
+            receipts=receipts,
+            statements=signed,
+            acceptance=acceptance,
+            fault=fault,
         )
 
-    async def _abandon(self) -> None:
-        """Every hop is told by itself: those behind a broken one would not hear it from their predecessor."""
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                for lease in self.leases:
-                    nursery.start_soon(self._close_quietly, lease)
+    def _acceptance(self, signed: Sequence[Signed], seen: Seen) -> Acceptance:
+        return Acceptance(
+            session=self.grant.session,
+            epoch=self.grant.epoch,
+            entry=self.grant.entry,
+            receipts=tuple(statements.digest(statement) for statement in signed),
+            tokens=len(self.answer.ids),
+            links=seen.sides(),
+        )
 
-    async def _close_quietly(self, lease: Lease) -> None:
+
+async def abandon(links: Links, leases: Sequence[Lease]) -> None:
+    """Tells every hop by itself: those behind a broken one would not hear it from their predecessor."""
+
+    async def close(lease: Lease) -> None:
         try:
-            await self._close(lease, "cancelled", ABANDON_TIMEOUT_S)
+            await _close(links, lease, "cancelled", ABANDON_TIMEOUT_S)
         except MeshError as error:  # it has lapsed, was closed by the hop before, or is gone with its node
             log.info("closing the lease of %s: %s", lease.node, error)
 
-    async def _close(self, lease: Lease, reason: str, timeout: float) -> Closed:
-        message = Close(lease.lease, self.grant.session, self.grant.epoch, reason)
-        return await self._links.request(lease.node, message, Closed, timeout=timeout)
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            for lease in leases:
+                nursery.start_soon(close, lease)
+
+
+async def _close(links: Links, lease: Lease, reason: str, timeout: float) -> Closed:
+    message = Close(lease.lease, lease.session, lease.epoch, reason)
+    return await links.request(lease.node, message, Closed, timeout=timeout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..errors import MeshError
 from ..ids import PeerId, SessionId
 from ..wire import statements
-from ..wire.messages import Contract, Lease, LinkSide, Receipt, Signed
+from ..wire.messages import Contract, Grant, Lease, LinkSide, Receipt, Signed
 from . import merkle
 
 SEGMENT_POSITIONS = 4096  # leaves that a receipt can be asked to open
@@ -27,17 +27,17 @@ class LinkLog:
     peer: PeerId
     direction: str  # in | out
     kind: str  # prompt (entry to head) | residual | ring (tail to head) | answer (tail to entry)
-    _leaves: list[bytes] = field(default_factory=list)
+    leaves: list[bytes] = field(default_factory=list)
     positions: int = 0
 
     def add(self, first: int, count: int, digest: bytes) -> None:
         """count positions from `first` on; digest: SHA-256 of their uncompressed bytes."""
-        self._leaves.append(merkle.leaf(first, count, digest))
+        self.leaves.append(merkle.leaf(first, count, digest))
         self.positions += count
 
     def side(self) -> LinkSide:
         return LinkSide(
-            self.peer, self.direction, self.kind, self.positions, len(self._leaves), merkle.root(self._leaves)
+            self.peer, self.direction, self.kind, self.positions, len(self.leaves), merkle.root(self.leaves)
         )
 
 
@@ -95,45 +95,89 @@ class Account:
         )
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the entry node saw of an epoch: the prompt that it pushed, the tokens that it took.
+
+    cut: the answer ended at its limit, so that its last token never went into the ring.
+    """
+
+    prompt: LinkLog
+    answer: LinkLog
+    cut: bool
+
+    def sides(self) -> tuple[LinkSide, ...]:
+        return tuple(log.side() for log in (self.prompt, self.answer) if log.positions)  # an answer may be empty
+
+    def ring(self, tail: PeerId, head: PeerId) -> tuple[PeerId, PeerId, str, int, int, bytes]:
+        """What went round: the answer's tokens, but for the last one of an answer that was cut."""
+        leaves = self.answer.leaves[: len(self.answer.leaves) - self.cut]
+        return tail, head, "ring", len(leaves), len(leaves), merkle.root(leaves)
+
+
 def check_receipts(
-    signed: Sequence[Signed],
-    leases: Sequence[Lease],
-    contract: Contract,
-    entry: PeerId,
-    own: Sequence[LinkSide],
-    mesh_id: str,
+    signed: Sequence[Signed], leases: Sequence[Lease], grant: Grant, seen: Seen, mesh_id: str
 ) -> list[Receipt]:
     """The receipts of one whole epoch, the head's first, one a hop.
 
-    MeshError bad_receipt (or bad_signature) unless each is signed by its hop, says what its lease says, and both sides
-    of every link agree, the entry node's own included.
+    MeshError bad_receipt (or bad_signature) unless each is signed by its hop, says what its lease says, accounts for
+    the links of its place and no others, and both sides of every link agree, with what the entry node saw included.
     """
     if len(signed) != len(leases):
         raise MeshError("bad_receipt", f"{len(signed)} receipts for a route of {len(leases)} hops")
     receipts = []
     for statement, lease in zip(signed, leases, strict=True):
         receipt = statements.check(statement, Receipt, mesh_id, by=lease.node)
-        for name in (
-            "session",
-            "epoch",
-            "hop",
-            "node",
-            "predecessor",
-            "successor",
-            "holding",
-            "effective",
-            "recipe",
-            "fingerprint",
-        ):
-            if getattr(receipt, name) != getattr(lease, name):
-                raise MeshError("bad_receipt", f"the receipt of {lease.node} names another {name} than its lease")
-        if receipt.contract != contract:
-            raise MeshError("bad_receipt", f"the receipt of {lease.node} is of another contract")
-        if receipt.work != work_id(receipt.session, receipt.epoch, receipt.hop, receipt.segment):
-            raise MeshError("bad_receipt", f"the receipt of {lease.node} has a wrong work id")
+        _check_names(receipt, lease, grant.contract)
+        _check_counts(receipt, lease, leases, grant.entry)
         receipts.append(receipt)
-    _check_links([(entry, own), *((r.node, r.links) for r in receipts)])
+    _check_links([(grant.entry, seen.sides()), *((r.node, r.links) for r in receipts)])
+    _check_ring(receipts[0], seen.ring(leases[-1].node, leases[0].node))
     return receipts
+
+
+_REPEATED = tuple(Lease.__dataclass_fields__.keys() & Receipt.__dataclass_fields__.keys() - {"contract"})
+
+
+def _check_names(receipt: Receipt, lease: Lease, contract: Contract) -> None:
+    for name in _REPEATED:
+        if getattr(receipt, name) != getattr(lease, name):
+            raise MeshError("bad_receipt", f"the receipt of {lease.node} names another {name} than its lease")
+    if receipt.contract != contract:
+        raise MeshError("bad_receipt", f"the receipt of {lease.node} is of another contract")
+    if receipt.work != work_id(receipt.session, receipt.epoch, receipt.hop, receipt.segment):
+        raise MeshError("bad_receipt", f"the receipt of {lease.node} has a wrong work id")
+
+
+def _check_counts(receipt: Receipt, lease: Lease, leases: Sequence[Lease], entry: PeerId) -> None:
+    """An epoch has one segment today; what was computed is what came in, over the links of this place alone."""
+    head, tail = lease.hop == 0, lease.hop == len(leases) - 1
+    due = {(lease.predecessor, "in", "prompt" if head else "residual")}
+    due |= {(leases[-1].node, "in", "ring")} if head else set()
+    due |= (
+        {(leases[0].node, "out", "ring"), (entry, "out", "answer")} if tail else {(lease.successor, "out", "residual")}
+    )
+    named = [(link.peer, link.direction, link.kind) for link in receipt.links]
+    came_in = [link for link in receipt.links if link.direction == "in"]
+    faults = {
+        "it is not the whole epoch": receipt.segment != 0 or not receipt.final or receipt.previous is not None,
+        "it accounts for links that its place does not have": len(set(named)) != len(named) or not set(named) <= due,
+        "it names a replay": any(link.replay for link in receipt.links),
+        "it begins elsewhere": receipt.first != 0,
+        "it counts other positions than came in": receipt.positions != sum(link.positions for link in came_in),
+        "it counts other steps than came in": receipt.steps != sum(link.leaves for link in came_in),
+    }
+    for fault, found in faults.items():
+        if found:
+            raise MeshError("bad_receipt", f"the receipt of {lease.node}: {fault}")
+
+
+def _check_ring(head: Receipt, expected: tuple[PeerId, PeerId, str, int, int, bytes]) -> None:
+    """The tail must have told the head what it told the entry node."""
+    found = [link for link in head.links if link.kind == "ring" and link.direction == "in"]
+    account = (found[0].positions, found[0].leaves, found[0].root) if found else (0, 0, merkle.EMPTY)
+    if account != expected[3:]:
+        raise MeshError("bad_receipt", f"{expected[0]} gave the head other tokens than the entry node")
 
 
 def _check_links(accounts: Sequence[tuple[PeerId, Sequence[LinkSide]]]) -> None:

@@ -25,8 +25,8 @@ from ..worker.build import worker_path
 
 log = logging.getLogger(__name__)
 
-RESPAWNS = 3  # a worker that dies more often than this within RESPAWN_WINDOW_S is not started again
-RESPAWN_WINDOW_S = 60.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 60.0  # before a worker is started again; doubles from one to the other
+LONG_LIFE_S = 60.0  # a worker that lived so long did not die of what it was started with
 PROBE_STEPS = 4  # decode steps timed before a holding is offered; the first, which reads the weights, is left out
 
 
@@ -80,26 +80,33 @@ class Loading:
     async def serve(self, stage: Stage, on_ready: Callable[[], None], worker: Path | None = None) -> None:
         """Serves until cancelled, or until the bytes are no longer those identified: then it is only shown as failed.
 
-        MeshError when it cannot be loaded at first, or its worker dies again and again.
+        MeshError when it cannot be loaded at first. A worker that dies later is started again, ever more seldom.
         """
-        deaths: list[float] = []
+        pause, ready_once = FIRST_PAUSE_S, False
         try:
             await self._identify()
             binary = worker if worker is not None else await trio.to_thread.run_sync(worker_path)
             while not self._changed.is_set():
-                fault = await self._serve_once(stage, on_ready, binary)
+                began = trio.current_time()
+                try:
+                    fault = await self._serve_once(stage, on_ready, binary)
+                    ready_once = True
+                except MeshError as error:
+                    if not ready_once:
+                        raise
+                    fault = error  # what has served once is tried again, whatever becomes of it; the node stays up
+                self.state, self.error = "failed", fault
                 log.error("layers %s: %s", self.layers, fault)
-                now = trio.current_time()
-                deaths = [at for at in deaths if at > now - RESPAWN_WINDOW_S] + [now]
-                if len(deaths) > RESPAWNS:
-                    raise fault
+                pause = FIRST_PAUSE_S if trio.current_time() - began > LONG_LIFE_S else min(2 * pause, LAST_PAUSE_S)
+                with trio.move_on_after(pause):
+                    await self._changed.wait()
         except MeshError as error:
             self.state, self.error = "failed", error
             raise
 
     async def _serve_once(self, stage: Stage, on_ready: Callable[[], None], binary: Path) -> MeshError:
         """Until the worker dies, or the file has changed; the reason why it ended."""
-        self.state = "loading"
+        self.state, self.error = "loading", None
         assert self.artifact is not None
         open_again = partial(self._catalogue.open, self.artifact, now_ns=time.time_ns())
         with await trio.to_thread.run_sync(open_again) as file:
@@ -115,7 +122,6 @@ class Loading:
                     with trio.CancelScope(shield=True):
                         await stage.let_go(holding)
                 if self.error is not None:
-                    self.state = "failed"
                     return self.error
                 return running.fault or MeshError("worker_died", "the worker ended")
 

@@ -10,12 +10,13 @@ import trio
 
 from ..client import Client, Done, Routed, Token
 from ..client.ask import Event
+from ..errors import MeshError
 from ..ids import ArtifactId, Layers, gaps
 from ..net import PeerInfo
 from ..route import choose
 from ..route.choose import Heard
 from ..stage import Stage
-from ..wire.messages import Lease
+from ..wire.messages import Lease, Signed
 
 
 def pair(layers: Layers) -> list[int]:
@@ -164,5 +165,14 @@ def done(answer: Done) -> dict[str, Any]:
             }
             for receipt, signed in zip(answer.receipts, answer.statements, strict=True)
         ],
-        "accepted": {"raw": answer.acceptance.raw.hex(), "signature": answer.acceptance.signature.hex()},
+        "accepted": _signed(answer.acceptance) if answer.acceptance else None,
+        "receipts_error": _error(answer.fault) if answer.fault else None,
     }
+
+
+def _signed(statement: Signed) -> dict[str, str]:
+    return {"raw": statement.raw.hex(), "signature": statement.signature.hex()}
+
+
+def _error(error: MeshError) -> dict[str, str]:
+    return {"code": error.code, "message": error.message, "hint": error.hint}

@@ -339,9 +339,10 @@ class Stage:
             for hop in known:
                 self._fail_soon(hop, peer, error)
             return
-        for hop, (push, rows) in zip(hops, parts, strict=True):
-            if hop is None or hop.over:
+        for addressed, (push, rows) in zip(hops, parts, strict=True):
+            if addressed is None or addressed.over:
                 continue
+            hop = addressed
             alone = len(parts) == 1
             digest = message.bundle[0].sha256 if alone else hashlib.sha256(rows).digest()
             try:

@@ -9,13 +9,14 @@ from meshnode.errors import MeshError
 from meshnode.ids import Layers, SessionId
 from meshnode.keys import NodeKey
 from meshnode.ledger import merkle
-from meshnode.ledger.receipts import Account, LinkLog, check_receipts
+from meshnode.ledger.receipts import Account, LinkLog, Seen, check_receipts
 from meshnode.wire import statements
-from meshnode.wire.messages import Contract, Lease, Receipt
+from meshnode.wire.messages import Contract, Grant, Lease, LinkSide, Receipt
 
 HEAD, TAIL, ENTRY = (NodeKey(bytes([n]) * 32) for n in range(3))
 CONTRACT = Contract("sha256:" + "0" * 64, 1, "llama", "f32", "invariant", 2, 4)  # type: ignore[arg-type]
 D = b"d" * 32
+GRANT = Grant(SessionId(b"s" * 16), 1, ENTRY.peer, CONTRACT, 60)
 
 
 def digest(n: int) -> bytes:
@@ -53,7 +54,7 @@ def make(same_node: bool = False) -> tuple[list[Receipt], list[Lease], list[Node
 
 def check(receipts: list[Receipt], leases: list[Lease], keys: list[NodeKey], own: list[LinkLog]) -> None:
     signed = [statements.sign(key, "mesh", receipt) for key, receipt in zip(keys, receipts, strict=True)]
-    check_receipts(signed, leases, CONTRACT, ENTRY.peer, [log.side() for log in own], "mesh")
+    check_receipts(signed, leases, GRANT, Seen(own[0], own[1], cut=True), "mesh")
 
 
 @pytest.mark.parametrize("same_node", [False, True])
@@ -90,7 +91,7 @@ def test_a_link_of_which_one_side_differs_is_refused(hop: int, change: dict[str,
             continue
         links = list(receipts[hop].links)
         links[index] = dataclasses.replace(link, **change)  # type: ignore[arg-type]
-        with pytest.raises(MeshError, match="do not agree"):
+        with pytest.raises(MeshError, match=r"do not agree|does not have|other positions|other steps|other tokens"):
             check([dataclasses.replace(r, links=tuple(links)) if i == hop else r for i, r in enumerate(receipts)],
                   leases, keys, own)  # fmt: skip
 
@@ -99,6 +100,39 @@ def test_what_the_entry_node_saw_counts() -> None:
     receipts, leases, keys, own = make()
     own[1].add(5, 1, digest(9))
     with pytest.raises(MeshError, match="answer"):
+        check(receipts, leases, keys, own)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"positions": 10**12}, {"steps": 10**12}, {"first": 1}, {"final": False}, {"previous": D}, {"links": ()}],
+)
+@pytest.mark.parametrize("hop", [0, 1])
+def test_a_claim_that_does_not_follow_from_the_links_is_refused(hop: int, change: dict[str, object]) -> None:
+    receipts, leases, keys, own = make()
+    receipts[hop] = dataclasses.replace(receipts[hop], **change)  # type: ignore[arg-type]
+    with pytest.raises(MeshError) as refused:
+        check(receipts, leases, keys, own)
+    assert refused.value.code == "bad_receipt"
+
+
+def test_a_link_with_oneself_as_both_ends_is_refused() -> None:
+    receipts, leases, keys, own = make()
+    both = tuple(LinkSide(TAIL.peer, way, "residual", 10**9, 7, D) for way in ("in", "out"))
+    receipts[1] = dataclasses.replace(receipts[1], links=receipts[1].links + both, positions=4 + 10**9, steps=2 + 7)
+    with pytest.raises(MeshError, match="links that its place does not have"):
+        check(receipts, leases, keys, own)
+
+
+def test_a_tail_that_tells_the_head_something_else_is_refused() -> None:
+    receipts, leases, keys, own = make()
+    told = LinkLog(TAIL.peer, "in", "ring")
+    told.add(3, 1, digest(77))
+    for hop, (peer, direction) in enumerate(((TAIL.peer, "in"), (HEAD.peer, "out"))):
+        lie = dataclasses.replace(told.side(), peer=peer, direction=direction)
+        links = tuple(lie if link.kind == "ring" else link for link in receipts[hop].links)
+        receipts[hop] = dataclasses.replace(receipts[hop], links=links)
+    with pytest.raises(MeshError, match="other tokens"):
         check(receipts, leases, keys, own)
 
 
