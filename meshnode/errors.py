@@ -34,6 +34,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_home": (6, "the home folder cannot be used", "check its permissions, or give another --home"),
     "bad_config": (6, "a setting cannot be used", "correct it"),
     "port_in_use": (6, "the port is taken", "give another --listen, or port 0"),
+    "bad_output": (6, "the output cannot be written", "send it to a file with room, or to /dev/null"),
     "no_node": (6, "no node runs on this home", "start one with `meshnode serve`, or give --join to `run`"),
     "missing_tool": (6, "a program that the build needs is missing", "install it"),
     "build_failed": (6, "the worker could not be built", "see the end of the build's output"),

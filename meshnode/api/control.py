@@ -55,7 +55,7 @@ class Backend(Protocol):
     def status(self) -> dict[str, Any]:
         """{pid, peer, mesh_id, addresses, home, state: starting | ready, holdings: [{artifact, name, layers: [a, b],
         n_layer, state: hashing | loading | ready | failed, progress?, error?, worker?}], sessions: [{session, epoch,
-        artifact, effective: [a, b], positions, state}], alone}"""
+        artifact, role: hop | entry, positions, effective?: [a, b] of a hop}], alone}"""
 
     async def peers(self) -> list[dict[str, Any]]:
         """[{peer, address, direction, rtt_ms, since_s}]"""

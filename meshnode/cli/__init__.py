@@ -72,11 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is taken down, as by Ctrl-C
     try:
+        endings.keep_standard_files()
         with _cli.make_context("meshnode", arguments) as context:  # click's own main has endings of its own
             _cli.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except BaseException as error:
-        return endings.end_with(error, as_json=as_json, debug=debug)
+        return endings.end_with(error, as_json=as_json, debug=debug, command=_called(arguments))
     return 0
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """`status`, `lab run`: the command among the arguments."""
+    words = [word for word in arguments if not word.startswith("-")][:2]
+    if not words or words[0] not in COMMANDS:
+        return "COMMAND"
+    return " ".join(words if words[0] == "lab" and len(words) == 2 else words[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -11,10 +12,11 @@ import traceback
 
 import click
 
-from ..errors import MeshError, root_cause
+from ..errors import CODES, MeshError, root_cause
 
 BROKEN_PIPE = 128 + 13  # as a shell shows a command that SIGPIPE ended
 INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Told(Exception):
@@ -34,8 +36,27 @@ def set_up_logs(debug: bool) -> None:
     root.setLevel(logging.INFO if debug else logging.WARNING)
 
 
-def end_with(error: BaseException, *, as_json: bool, debug: bool) -> int:
-    """Says what went wrong, on stderr or as a JSON document on stdout; the exit status."""
+def keep_standard_files() -> None:
+    """Puts /dev/null where a standard file is closed, so that nothing else is opened there and then written to.
+
+    MeshError bad_output when it is the output: what a command has to say would be lost.
+    """
+    closed = sys.stdout is None
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if closed:
+        raise MeshError("bad_output", "the standard output is closed")
+
+
+def end_with(error: BaseException, *, as_json: bool, debug: bool, command: str = "COMMAND") -> int:
+    """Says what went wrong, on stderr or as a JSON document on stdout; the exit status.
+
+    command: the one that was called, for the hint of how to call it.
+    """
     cause = root_cause(error)
     if isinstance(cause, BrokenPipeError):
         _drop_output()
@@ -45,17 +66,29 @@ def end_with(error: BaseException, *, as_json: bool, debug: bool) -> int:
     if debug and not isinstance(cause, MeshError | click.ClickException | KeyboardInterrupt | click.Abort):
         traceback.print_exception(error)
     fault = _fault(cause)
-    with contextlib.suppress(BrokenPipeError):
-        if as_json:
-            print(json.dumps({"error": {"code": fault.code, "message": fault.message, "hint": fault.hint}}), flush=True)
-        else:
+    if fault.code == "usage" and fault.hint == CODES["usage"][2]:
+        fault = MeshError("usage", fault.message, hint=fault.hint.replace("COMMAND", command))
+    if not (as_json and fault.code != "bad_output" and _said_as_json(fault)):
+        with contextlib.suppress(OSError):  # there is nobody left to tell
             say_error(fault)
     return fault.exit_status
 
 
+def _said_as_json(fault: MeshError) -> bool:
+    try:
+        print(json.dumps({"error": {"code": fault.code, "message": fault.message, "hint": fault.hint}}), flush=True)
+    except BrokenPipeError:
+        _drop_output()
+    except OSError:
+        _drop_output()
+        return False
+    return True
+
+
 def say_error(fault: MeshError) -> None:
     """`error code: message` and its hint on stderr."""
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     click.echo(click.style("error ", fg="red") + f"{fault.code}: {fault.message}", err=True, color=color)
     if fault.hint:
@@ -71,12 +104,27 @@ def _fault(cause: BaseException) -> MeshError:
     if isinstance(cause, click.ClickException):
         return MeshError("usage", cause.format_message())
     if isinstance(cause, KeyboardInterrupt | click.Abort):
-        return MeshError("cancelled", "it was interrupted", hint="")
+        return MeshError("cancelled", "it was interrupted", hint="start it again")
+    if isinstance(cause, OSError) and (reason := _unwritable(cause)):
+        _drop_output()
+        return MeshError("bad_output", f"the output cannot be written: {reason}")
     return MeshError(
         "internal",
         f"{type(cause).__name__}: {cause}",
         hint="this is a fault of meshnode; `meshnode --debug ...` shows where",
     )
+
+
+def _unwritable(cause: OSError) -> str | None:
+    """Why nothing more can be written to stdout; None when it can, and the fault is another's."""
+    if cause.filename is not None or cause.errno not in _FULL:
+        return None
+    try:
+        sys.stdout.write("\n")  # what was written before may be lost already
+        sys.stdout.flush()
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def _drop_output() -> None:

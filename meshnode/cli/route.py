@@ -42,7 +42,8 @@ def command(model: str, home: str | None, as_json: bool) -> None:
             for number, hop in enumerate(found["hops"])
         ]
         show.table(("hop", "peer", "holds", "runs"), rows)
-    unused = [c for c in found["candidates"] if not c["usable"]]
+    taken = {hop["peer"] for hop in found["hops"]} if found["complete"] else set()  # one has no use for another layer
+    unused = [c for c in found["candidates"] if not c["usable"] and c["peer"] not in taken]
     if sys.stdout.isatty() and unused:
         click.echo("\nNot used:" if found["complete"] else "Candidates that cannot be used:")
     if unused:

@@ -28,10 +28,16 @@ def command(home: str | None, as_json: bool) -> None:
     )
     _section("Holdings", ("model", "layers", "of", "state"), [_holding(h) for h in status["holdings"]])
     sessions = [
-        (s["session"], s["epoch"], show.layers(s["effective"]), s.get("positions", "-"), s.get("state", "-"))
+        (
+            s["session"],
+            s["epoch"],
+            show.layers(s["effective"]) if s.get("effective") else "-",  # an entry node computes none
+            s.get("positions", "-"),
+            s.get("role", "-"),
+        )
         for s in status["sessions"]
     ]
-    _section("Sessions", ("session", "epoch", "layers", "positions", "state"), sessions)
+    _section("Sessions", ("session", "epoch", "layers", "positions", "role"), sessions)
 
 
 def _section(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -16,6 +16,7 @@ HOPS = [
     {"peer": peer, "holding": [a, b], "effective": [a, b], "epoch": 1, "hop": hop}
     for hop, (peer, a, b) in enumerate(zip(PEERS, (0, 10, 20), (10, 20, 30), strict=True))
 ]
+SESSION = {"session": "0011223344556677", "epoch": 1, "artifact": ARTIFACT, "positions": 7}
 WORDS = ["The", " answer", " is", " 42", "."]
 
 
@@ -46,8 +47,7 @@ class FakeNode:
             "home": self.home,
             "state": "ready",
             "holdings": self.holdings,
-            "sessions": [{"session": "0011223344556677", "epoch": 1, "artifact": ARTIFACT, "effective": [0, 10]}]
-            * self.runs,
+            "sessions": [SESSION | {"role": "hop", "effective": [0, 10]}, SESSION | {"role": "entry"}] * self.runs,
             "alone": False,
         }
 

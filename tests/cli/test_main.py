@@ -117,6 +117,38 @@ def test_a_reader_that_leaves(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("redirection", [">&-", "<&- >&-", ">/dev/full", ">/dev/full 2>/dev/full", ">&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["--help", "status --json --home /nowhere"])
+def test_an_output_that_takes_nothing(redirection: str, arguments: str) -> None:
+    command = f"{sys.executable} -m meshnode {arguments} {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert "Traceback" not in done.stderr
+    assert "fault of meshnode" not in done.stderr
+    assert done.returncode == CODES["bad_output"][0]
+    if "2>" not in redirection and arguments == "--help":
+        assert done.stderr.startswith("error bad_output: ")
+    if redirection == ">/dev/full" and arguments != "--help":
+        assert done.stderr.startswith("error no_node: ")
+
+
+def test_more_than_a_buffer_to_a_full_disk() -> None:
+    program = (
+        "import click, sys; from meshnode import cli\n"
+        "@click.command()\ndef command(): click.echo('x' * 100000)\n"
+        "sys.modules['meshnode.cli.status'] = sys.modules[__name__]; sys.exit(cli.main(['status']))"
+    )
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" >/dev/full', sys.executable, program], capture_output=True, text=True, timeout=30
+    )
+    assert done.stderr.startswith("error bad_output: the output cannot be written: No space left on device\n")
+    assert done.returncode == CODES["bad_output"][0]
+
+
+def test_the_hint_names_the_command(meshnode: Meshnode) -> None:
+    ended = meshnode("run", "model", "prompt", "--system", "so")
+    assert ended.err == "error usage: --system needs --chat\n  see `meshnode run --help`\n"
+
+
 def test_start_is_quick() -> None:
     """What costs a second to import is imported by what needs it."""
     program = (

@@ -28,7 +28,8 @@ def test_status(meshnode: Meshnode, node: FakeNode) -> None:
     assert f"peer\t{node.peer}" in lines
     assert "holding\ta\\x1bb\t0-10\t30\thashing 40 %" in lines
     assert "holding\tb\t0-3\t3\tfailed: x: y" in lines
-    assert any(line.startswith("session\t0011223344556677\t1\t0-10") for line in lines)
+    assert "session\t0011223344556677\t1\t0-10\t7\thop" in lines
+    assert "session\t0011223344556677\t1\t-\t7\tentry" in lines
     assert json.loads(meshnode("status", "--json").out) == node.status()
 
 
@@ -55,6 +56,29 @@ def test_route(meshnode: Meshnode, node: FakeNode) -> None:
     assert ended.status == 0
     assert ended.out.splitlines()[1] == f"1\t{PEERS[1]}\t10-20\t10-20"
     assert json.loads(meshnode("route", "smollm2", "--json").out)["hops"] == HOPS
+
+
+def test_a_hop_in_use_is_not_among_the_unused(
+    meshnode: Meshnode, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each layer every peer is judged: the head of the route does not hold what its tail does."""
+    found = {
+        "artifact": ARTIFACT,
+        "complete": True,
+        "hops": HOPS,
+        "missing": [],
+        "candidates": [
+            {"peer": peer, "holding": [0, 10], "usable": False, "reason": "does not hold layer 20"}
+            for peer in (PEERS[0], "12D3KooWOther")
+        ],
+    }
+
+    async def route(model: str) -> dict[str, object]:
+        return found
+
+    monkeypatch.setattr(node, "route", route)
+    ended = meshnode("route", "smollm2")
+    assert [line.split("\t")[1] for line in ended.out.splitlines()] == [*PEERS, "12D3KooWOther"]
 
 
 def test_no_route_says_why(meshnode: Meshnode, node: FakeNode) -> None:
