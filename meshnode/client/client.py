@@ -65,7 +65,7 @@ class Client:
         """The events of one answer. Leaving the block early stops the work at every hop."""
         ask.check()
         _, everything = await self.find(ask.model)
-        heard = _agreeing(everything)
+        heard = choose.agreeing(everything)
         heads = _heads(heard)
         prompt = await self._tokenize(ask, heads)
         limit = max(h.offer.context for h in heard)
@@ -162,19 +162,6 @@ class Client:
 
 
 DEFAULT_TOKENS = 256  # of an answer whose length nobody named; fewer where the context has no room
-
-
-def _agreeing(heard: Sequence[Heard]) -> list[Heard]:
-    """The offers of the contract that covers most: those who differ from it cannot be in one route with the others."""
-    by_contract: dict[Contract, list[Heard]] = {}
-    for h in heard:
-        by_contract.setdefault(h.offer.contract, []).append(h)
-
-    def standing(contract: Contract) -> tuple[bool, int, int]:
-        offers = by_contract[contract]
-        return not choose.missing((h.offer for h in offers), contract.n_layer), len(offers), -contract.n_layer
-
-    return by_contract[max(by_contract, key=standing)]
 
 
 def _heads(heard: Sequence[Heard]) -> list[Heard]:

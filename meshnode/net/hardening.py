@@ -93,7 +93,9 @@ class Listener(IListener):  # type: ignore[misc]
         self._addresses: tuple[Multiaddr, ...] = ()
 
     async def listen(self, maddr: Multiaddr) -> None:
-        host, port = extract_ip_from_multiaddr(maddr), int(maddr.value_for_protocol("tcp") or 0)
+        host, port = _host_of(maddr), int(maddr.value_for_protocol("tcp") or 0)
+        if host is None:  # which would mean every address of the machine
+            raise OSError(f"{maddr} names no host")
         self._listeners = await trio.open_tcp_listeners(port, host=host)
         self._addresses = tuple(multiaddr_from_socket(listener.socket) for listener in self._listeners)
         self._nursery.start_soon(self._serve)
@@ -114,9 +116,18 @@ class Listener(IListener):  # type: ignore[misc]
             listener.socket.close()
 
 
+def _host_of(maddr: Multiaddr) -> str | None:
+    """The IP address or the name before the port."""
+    host: str | None = extract_ip_from_multiaddr(maddr)
+    first = next(iter(maddr.protocols()), None)
+    if host is None and first is not None and first.name in ("dns", "dns4", "dns6"):
+        host = maddr.value_for_protocol(first.code)
+    return host
+
+
 class MeshTCP(TCP):  # type: ignore[misc]
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> RawConnection:
-        host, port = extract_ip_from_multiaddr(maddr), maddr.value_for_protocol("tcp")
+        host, port = _host_of(maddr), maddr.value_for_protocol("tcp")
         if host is None or port is None:
             raise OpenConnectionError(f"{maddr} is no TCP address")
         try:

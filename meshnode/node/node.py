@@ -18,7 +18,7 @@ from ..api.requests import RunRequest
 from ..artifact.cache import IdentityCache
 from ..artifact.catalogue import Catalogue
 from ..client import Ask, Client
-from ..config import Home, KnownMesh, Mesh, NodeConfig
+from ..config import MAX_REMEMBERED, Home, KnownMesh, Mesh, NodeConfig
 from ..errors import MeshError, root_cause
 from ..keys import NodeKey, load_or_create
 from ..net import Membership, Network, open_network, peer_of_address
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0  # how long a newcomer may have to wait for what the DHT did not tell it at first
 ANNOUNCE_SOON_S = 2.0  # after a start: the first announcement may have met an empty routing table
-REMEMBER_S = 30.0
+REMEMBER_S, REMEMBER_SOON_S = 30.0, 1.0  # between two looks at who is there, and while nobody was
 INVITE_ADDRESSES = 8
 
 
@@ -82,9 +82,13 @@ class Node:
         return views.route(artifact, heard)
 
     async def invite(self, expires_s: float) -> str:
-        members = [info.address for info in self.network.connected() if not info.inbound]
+        members = self._dialled()
         addresses = tuple(dict.fromkeys([*self.network.addresses, *members]))[:INVITE_ADDRESSES]
         return Invite(self.mesh.mesh_id, self.mesh.secret, addresses, int(time.time() + expires_s)).to_line()
+
+    def _dialled(self) -> list[str]:
+        """Addresses, with the peer's id, at which members were reached: others can reach them there too."""
+        return [f"{info.address}/p2p/{info.peer}" for info in self.network.connected() if not info.inbound]
 
     async def connect(self, addresses: list[str]) -> None:
         fault: MeshError | None = None
@@ -132,15 +136,35 @@ class Node:
             with trio.move_on_after(soon.pop(0) if soon else ANNOUNCE_S):
                 await self._announce_now.wait()
 
-    async def _remember(self, home: Home) -> None:
+    async def _remember(self) -> None:
         """Writes down by which addresses the mesh can be found again."""
         while True:
-            known = home.known_mesh() or KnownMesh(self.mesh)
-            seen = tuple(info.address for info in self.network.connected() if not info.inbound)
-            peers = tuple(dict.fromkeys(seen + known.peers))[:64]
-            if peers != known.peers:
-                home.remember(KnownMesh(self.mesh, known.bootstrap, peers))
-            await trio.sleep(REMEMBER_S)
+            await trio.sleep(REMEMBER_SOON_S if not self.network.connected() else REMEMBER_S)
+            self.remember_now()
+
+    def remember_now(self) -> None:
+        """Writes into mesh.json the members that were reached."""
+        if self.home is None:
+            return
+        known = self.home.known_mesh() or KnownMesh(self.mesh)
+        peers = tuple(dict.fromkeys([*self._dialled(), *known.peers]))[:MAX_REMEMBERED]
+        if peers != known.peers:
+            self.home.remember(KnownMesh(self.mesh, known.bootstrap, peers))
+
+
+def usable(addresses: Sequence[str]) -> list[str]:
+    """The addresses that name a peer: one that is damaged must not hide the others. MeshError when none is sound."""
+    sound, fault = [], None
+    for address in addresses:
+        try:
+            peer_of_address(address)
+            sound.append(address)
+        except MeshError as error:
+            log.warning("an address to join by is left out: %s", error)
+            fault = error
+    if fault is not None and not sound:
+        raise fault
+    return sound
 
 
 @asynccontextmanager
@@ -181,7 +205,8 @@ async def open_node(
         loadings = [Loading(model, config, catalogue) for model in models]
         key = NodeKey.generate() if home is None or ephemeral else load_or_create(home.key_path)
         membership = Membership(mesh.mesh_id, mesh.secret)
-        async with open_network(key, membership, listen=config.listen, bootstrap=bootstrap) as network:
+        known = usable(bootstrap)
+        async with open_network(key, membership, listen=config.listen, bootstrap=known) as network:
             node = Node(home, config, mesh, key, network)
             async with one_fault_nursery() as nursery:
                 node._build(nursery)
@@ -191,7 +216,7 @@ async def open_node(
                 await nursery.start(node.stage.run)
                 node.links.start()
                 if home is not None and not ephemeral:
-                    nursery.start_soon(node._remember, home)
+                    nursery.start_soon(node._remember)
                     await nursery.start(serve_control, node, home)
                 for loading in loadings:
                     nursery.start_soon(node._serve, loading, worker)

@@ -64,7 +64,8 @@ def models(heard: Sequence[Heard], own: str) -> list[dict[str, Any]]:
     for h in heard:
         by_artifact.setdefault(h.offer.contract.artifact, []).append(h)
     seen = []
-    for artifact, offers in sorted(by_artifact.items()):
+    for artifact, all_offers in sorted(by_artifact.items()):
+        offers = choose.agreeing(all_offers)
         n_layer = offers[0].offer.contract.n_layer
         holdings = [h.offer.holding for h in offers]
         missing = gaps(holdings, n_layer)
@@ -86,7 +87,7 @@ def models(heard: Sequence[Heard], own: str) -> list[dict[str, Any]]:
 
 def route(artifact: ArtifactId, heard: Sequence[Heard]) -> dict[str, Any]:
     """The route that would be tried first, and what is said of every candidate."""
-    contract = heard[0].offer.contract
+    contract = choose.agreeing(heard)[0].offer.contract
     hops, tried, at = [], [], 0
     while at < contract.n_layer:
         verdicts = [choose.judge(h, at, contract, 0, ()) for h in heard]
@@ -104,7 +105,7 @@ def route(artifact: ArtifactId, heard: Sequence[Heard]) -> dict[str, Any]:
         "n_layer": contract.n_layer,
         "complete": at == contract.n_layer,
         "hops": hops,
-        "missing": [pair(part) for part in choose.missing((h.offer for h in heard), contract.n_layer)],
+        "missing": [pair(part) for part in choose.missing((h.offer for h in choose.agreeing(heard)), contract.n_layer)],
         "candidates": [
             {
                 "peer": v.heard.offer.node,

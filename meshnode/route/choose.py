@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..ids import Layers, PeerId, gaps
@@ -51,7 +51,7 @@ def judge(heard: Heard, begin: int, contract: Contract, context: int, excluded: 
     elif offer.context < context:
         reason = f"context_exceeded: offers {offer.context} positions, {context} are needed"
     elif not offer.free:
-        reason = f"busy: all {offer.sessions} sessions are taken"
+        reason = f"busy: every session is taken ({offer.sessions})"
     return Verdict(heard, reason)
 
 
@@ -74,3 +74,16 @@ def rank(verdicts: Iterable[Verdict]) -> list[Heard]:
 def missing(offers: Iterable[Offer], n_layer: int) -> list[Layers]:
     """The layers that no offer holds."""
     return gaps([offer.holding for offer in offers], n_layer)
+
+
+def agreeing(heard: Sequence[Heard]) -> list[Heard]:
+    """The offers of the contract that covers most: those who differ from it cannot be in one route with the others."""
+    by_contract: dict[Contract, list[Heard]] = {}
+    for h in heard:
+        by_contract.setdefault(h.offer.contract, []).append(h)
+
+    def standing(contract: Contract) -> tuple[bool, int, int]:
+        offers = by_contract[contract]
+        return not missing((h.offer for h in offers), contract.n_layer), len(offers), -contract.n_layer
+
+    return by_contract[max(by_contract, key=standing)]

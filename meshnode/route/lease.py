@@ -97,7 +97,7 @@ class LeaseBook:
         if key in self._held:
             raise MeshError("busy", "the session is held here already", hint="close it first, or let its lease end")
         if not self.free:
-            raise MeshError("busy", f"all {self.places} sessions of this holding are taken")
+            raise MeshError("busy", f"every session of this holding is taken ({self.places})")
         self._held[key] = Reservation(key, epoch, now + within)
 
     def idle(self, key: Key) -> Reservation | None:

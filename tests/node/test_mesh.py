@@ -15,11 +15,14 @@ import trio
 
 from meshnode.api.requests import RunRequest
 from meshnode.artifact.catalogue import Catalogue
+from meshnode.config import Home, KnownMesh, Mesh
 from meshnode.errors import MeshError
 from meshnode.ids import Layers
-from meshnode.node import ServeModel
+from meshnode.net import peer_of_address
+from meshnode.node import ServeModel, open_node
 from meshnode.node.load import Loading
 from meshnode.wire import messages, statements
+from meshnode.wire.invite import parse
 
 from .conftest import CONFIG, TTL_S
 
@@ -258,3 +261,30 @@ def test_layers_can_only_be_asked_of_who_holds_them(toy: Any) -> None:
     with pytest.raises(MeshError) as error:
         Loading(ServeModel(toy, Layers(3, 7)), CONFIG, Catalogue())
     assert error.value.code == "bad_layers"
+
+
+async def test_any_member_can_invite_and_is_remembered_by_full_addresses(
+    toy: Path, fake_worker: Path, tmp_path: Path
+) -> None:
+    mesh = Mesh.private()
+
+    def opened(name: str, bootstrap: tuple[str, ...] = ()) -> Any:
+        return open_node(Home(tmp_path / name), CONFIG, mesh=mesh, bootstrap=bootstrap, worker=fake_worker)
+
+    async with opened("first") as first, opened("second", tuple(first.network.addresses)) as second:
+        with trio.fail_after(5):
+            while (
+                not second.network.connected() or not (Home(tmp_path / "second").known_mesh() or KnownMesh(mesh)).peers
+            ):
+                await trio.sleep(0.02)
+                second.remember_now()
+        invite = parse(await second.invite(60.0))
+        known = Home(tmp_path / "second").known_mesh()
+        assert known
+        addresses = (*invite.addresses, *known.addresses)
+        assert all(peer_of_address(address) for address in addresses)
+        assert {peer_of_address(address) for address in addresses} == {first.network.peer, second.network.peer}
+        async with opened("third", ("/ip4/127.0.0.1/tcp/1", *invite.addresses)) as third:
+            with trio.fail_after(5):
+                while not third.network.connected():
+                    await trio.sleep(0.02)
