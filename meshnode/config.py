@@ -33,6 +33,7 @@ CONTEXT = 2048  # positions a session; KV is reserved for all of them
 LISTEN = ("/ip4/0.0.0.0/tcp/0",)  # any free port: nothing to configure, nothing to collide with
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 INVITE_S = 7 * 24 * 3600.0  # a week: long enough for a person to act on it
+MAX_HOME = 480  # bytes of a home's path: SQLite takes 512, of which its longest file there needs 25
 MAX_REMEMBERED = 64  # addresses kept to find the mesh again
 
 SECRET_BYTES = 32
@@ -131,9 +132,19 @@ class Home:
 
     @classmethod
     def resolve(cls, option: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ) -> Home:
-        """`option`, else MESHNODE_HOME, else the XDG data folder. Nothing is made or opened."""
-        named = option or environ.get("MESHNODE_HOME") or platformdirs.user_data_path("meshnode")
-        return cls(Path(named).expanduser().absolute())
+        """`option`, else MESHNODE_HOME, else the XDG data folder. Nothing is made or opened.
+
+        MeshError usage when `option` is empty, bad_home when the path is too long.
+        """
+        named = given(option) or environ.get("MESHNODE_HOME") or platformdirs.user_data_path("meshnode")
+        return cls(Path(named).expanduser().absolute()).fitting()
+
+    def fitting(self) -> Home:
+        """Itself; MeshError bad_home when its path is too long for what is to lie in it."""
+        if (size := len(os.fsencode(self.path))) > MAX_HOME:
+            message = f"a home's path has at most {MAX_HOME} bytes, this one {size}: {str(self.path)[:40]}..."
+            raise MeshError("bad_home", message, hint="give a shorter --home")
+        return self
 
     @property
     def key_path(self) -> Path:
@@ -161,6 +172,7 @@ class Home:
 
     def create(self) -> Home:
         """Makes the folder, mode 700. MeshError bad_home when it cannot be, or is somebody else's."""
+        self.fitting()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -246,6 +258,11 @@ class Home:
             raise
         return bound
 
+    def unbind_control(self) -> None:
+        """Removes control.sock. Only for who holds the lock."""
+        with contextlib.suppress(OSError, MeshError), self.connect_path() as path:
+            os.unlink(path)
+
     def known_mesh(self) -> KnownMesh | None:
         """What mesh.json says; None when there is none. MeshError bad_home when it cannot be understood."""
         try:
@@ -292,6 +309,13 @@ def write_private(path: Path, text: str) -> None:
                 os.unlink(beside)
     except OSError as error:
         raise MeshError("bad_home", f"{path} cannot be written: {_reason(error)}") from error
+
+
+def given(option: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
+    """A folder's option as it is. MeshError usage when it is empty: a variable of a script was, most likely."""
+    if option is not None and not os.fspath(option).strip():
+        raise MeshError("usage", "--home is empty", hint="name a folder, or leave --home out")
+    return option
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:

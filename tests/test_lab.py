@@ -214,6 +214,8 @@ class TestUp:
     def test_one_command_at_a_time(self, tmp_path: Path) -> None:
         with labs.busy(tmp_path):
             assert code_of(lambda: labs.busy(tmp_path).__enter__()) == "home_in_use"
+        with pytest.raises(MeshError, match="a lab is up"), labs.busy(tmp_path):
+            raise MeshError("home_in_use", "a lab is up")
 
 
 class TestPassing:

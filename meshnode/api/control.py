@@ -101,6 +101,7 @@ async def serve_control(
             task_status.started()
     finally:
         listener.close()
+        home.unbind_control()
 
 
 def control_app(backend: Backend) -> Starlette:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from ..api.connect import Control
 from ..config import write_private
-from ..wire.invite import parse
+from ..errors import MeshError
+from ..wire.invite import FAMILY, parse
 from . import show
 from .options import common, duration, home_of, path_of
 
@@ -23,10 +25,14 @@ def command(out: str | None, expires: str, home: str | None, as_json: bool) -> N
     Whoever has the invite is in: pass it on as you would a password.
     """
     lasts = duration(expires)
+    path = None if out is None else _writable(out)
     with Control(home_of(home)) as node:
         line = node.invite(lasts)
-    if out is not None:
-        write_private(path_of(out).absolute(), line + "\n")
+    if path is not None:
+        try:
+            write_private(path, line + "\n")
+        except MeshError as error:
+            raise MeshError("bad_output", f"--out: {error.message}", hint="give another --out") from error
     if as_json:
         invite = parse(line)
         said = {"mesh_id": invite.mesh_id, "addresses": list(invite.addresses), "expires": invite.expires}
@@ -37,3 +43,21 @@ def command(out: str | None, expires: str, home: str | None, as_json: bool) -> N
         show.note(f"{out} lets a machine in: meshnode serve MODEL.gguf --join {out}")
     if out is None and sys.stdout.isatty() and not as_json:
         show.note("Whoever has this line is in. Save it to a file there, and: meshnode serve MODEL.gguf --join FILE")
+
+
+def _writable(out: str) -> Path:
+    """Where the invite goes. MeshError usage when something else lies there: only an invite is replaced by one."""
+    if not out.strip():
+        raise MeshError("usage", "--out is empty", hint="name a file, or leave --out out")
+    path = path_of(out).absolute()
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                replaceable = file.read(len(FAMILY)) == FAMILY.encode()
+        else:
+            replaceable = not path.exists() and not path.is_symlink()
+    except OSError as error:
+        raise MeshError("bad_output", f"--out: {path} cannot be used: {error.strerror}") from error
+    if not replaceable:
+        raise MeshError("usage", f"{show.line(out)} exists and is no invite", hint="give --out a new name")
+    return path

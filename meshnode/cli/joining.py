@@ -31,9 +31,11 @@ def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.envi
 
     MeshError bad_invite, invite_expired, bad_config (the home is in another mesh), usage, or those of files.
     """
+    named, wanted = ("--join", option) if option is not None else ("MESHNODE_INVITE", environ.get("MESHNODE_INVITE"))
+    if wanted is not None and not wanted.strip():  # to open a new mesh instead would be far from what was meant
+        raise MeshError("usage", f"{named} is empty", hint=f"name an invite, or leave {named} out")
     known = home.known_mesh()
-    wanted = option or environ.get("MESHNODE_INVITE")
-    if not wanted:
+    if wanted is None:
         return Joining(known.mesh, known.addresses) if known else Joining(Mesh.private(), ())
     if wanted.startswith(_PROTOCOLS):
         address = checked_multiaddr(wanted)

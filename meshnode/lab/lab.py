@@ -21,7 +21,7 @@ from typing import Any
 import platformdirs
 
 from ..api.connect import Control
-from ..config import Home, write_private
+from ..config import Home, given, write_private
 from ..errors import MeshError
 from ..ids import Layers
 from .plan import Plan
@@ -80,8 +80,8 @@ class Lab:
 
 
 def folder_of(option: str | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """--home, else MESHNODE_LAB, else the XDG state folder."""
-    named = option or environ.get("MESHNODE_LAB") or platformdirs.user_state_path("meshnode") / "lab"
+    """--home, else MESHNODE_LAB, else the XDG state folder. MeshError usage when --home is empty."""
+    named = given(option) or environ.get("MESHNODE_LAB") or platformdirs.user_state_path("meshnode") / "lab"
     return Path(named).expanduser().absolute()
 
 
@@ -105,16 +105,15 @@ def find(folder: Path) -> Lab | None:
 @contextlib.contextmanager
 def busy(folder: Path) -> Iterator[None]:
     """Holds the folder while a lab is brought up or taken down in it. MeshError home_in_use."""
-    home = Home(folder)
-    try:
-        home.create()
-        with home.lock():
-            yield
-    except MeshError as error:
-        if error.code != "home_in_use":
-            raise
-        message = f"another command is at work on the lab in {folder}"
-        raise MeshError("home_in_use", message, hint="wait until it has ended") from error
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(Home(folder).lock())
+        except MeshError as error:
+            if error.code != "home_in_use":
+                raise
+            message = f"another command is at work on the lab in {folder}"
+            raise MeshError("home_in_use", message, hint="wait until it has ended") from error
+        yield
 
 
 @contextlib.contextmanager

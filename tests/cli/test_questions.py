@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from meshnode.config import Home
 from meshnode.errors import CODES
+from meshnode.lab.process import start_time
 from meshnode.wire.invite import Invite
 from tests.api.fake_node import ARTIFACT, HOPS, PEERS, FakeNode
 
@@ -117,10 +120,50 @@ def test_invite(meshnode: Meshnode, node: FakeNode, tmp_path: Path, monkeypatch:
     assert out.stat().st_mode & 0o777 == 0o600
     said = json.loads(meshnode("invite", "--json").out)
     assert said == {"mesh_id": "mesh-1", "addresses": ["/ip4/127.0.0.1/tcp/1"], "expires": 99, "invite": line}
-    assert meshnode("invite", "--out", str(tmp_path / "no" / "folder")).status == CODES["bad_home"][0]
+    ended = meshnode("invite", "--out", str(tmp_path / "no" / "folder"))
+    assert ended.status == CODES["bad_output"][0]
+    assert ended.err.startswith("error bad_output: --out: ")
+    assert meshnode("invite", "--out", str(out)).status == 0  # one takes another's place
+    for name, text in (("model.gguf", "GGUF"), ("empty", "")):
+        (tmp_path / name).write_text(text)
+        ended = meshnode("invite", "--out", str(tmp_path / name))
+        assert (ended.status, ended.err.split(":")[0]) == (2, "error usage")
+        assert (tmp_path / name).read_text() == text
+    assert meshnode("invite", "--out", str(tmp_path)).status == 2
 
 
-def test_stop_waits_for_the_end(meshnode: Meshnode, node: FakeNode, home: Home) -> None:
+def test_stop_waits_for_the_process(meshnode: Meshnode, home: Home) -> None:
+    home.create()
+    program = [sys.executable, "-m", "tests.api.fake_serve", "serve", "--home", str(home.path)]
+    with subprocess.Popen(program) as process:
+        try:
+            ends = time.monotonic() + 20
+            while meshnode("status").status and time.monotonic() < ends:
+                time.sleep(0.05)
+            assert meshnode("stop").status == 0
+            assert start_time(process.pid) is None
+            assert not (home.path / "control.sock").exists()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("command", ["status", "serve", "run m hi", "stop", "identify FILE", "lab status", "invite"])
+def test_homes_that_cannot_be(meshnode: Meshnode, tiny_model: Path, tmp_path: Path, command: str) -> None:
+    words = [str(tiny_model) if word == "FILE" else word for word in command.split()]
+    ended = meshnode(*words, "--home", "")
+    assert ended.err.startswith("error usage: --home is empty\n")
+    long = tmp_path / "/".join(["a" * 100] * 6)
+    ended = meshnode(*words, "--home", str(long))
+    if command != "lab status":  # no lab is there, whatever else
+        assert ended.err.startswith("error bad_home: a home's path has at most 480 bytes")
+
+
+def test_stop_waits_for_the_end(
+    meshnode: Meshnode, node: FakeNode, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from meshnode.cli import stop
+
+    monkeypatch.setattr(stop, "EXIT_S", 0.1)  # the fake node's process is this one
     ended = meshnode("stop", "--json")
     assert json.loads(ended.out)["stopped"]
     assert home.holder() is None

@@ -43,6 +43,7 @@ def no_build(monkeypatch: pytest.MonkeyPatch) -> None:
         (("MODEL", "--sessions", "0"), "bad_config"),
         (("MODEL", "--context", "0"), "bad_config"),
         (("MODEL", "--join", "none"), "not_found"),
+        (("MODEL", "--join", ""), "usage"),
         (("/", "--layers", "0-1"), "not_a_file"),
         (("none.gguf",), "not_found"),
         ((__file__,), "bad_gguf"),
