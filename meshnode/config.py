@@ -35,6 +35,15 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 INVITE_S = 7 * 24 * 3600.0  # a week: long enough for a person to act on it
 MAX_HOME = 480  # bytes of a home's path: SQLite takes 512, of which its longest file there needs 25
 MAX_REMEMBERED = 64  # addresses kept to find the mesh again
+LIMITS: dict[str, tuple[float, float]] = {  # the least and the most that each may be: what is surely no slip
+    "lease_ttl_s": (1, 600),
+    "hop_timeout_s": (0.1, 600),
+    "credit": (1, 4096),
+    "chunk": (1, 4096),
+    "max_sessions": (1, 256),
+    "threads": (0, 1024),
+    "context": (1, 1 << 24),
+}
 
 SECRET_BYTES = 32
 PUBLIC_MESH_ID = "public"
@@ -100,18 +109,11 @@ class NodeConfig:
     numerics: str = "invariant"
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("lease_ttl_s", 1, 600),
-            ("hop_timeout_s", 0.1, 600),
-            ("credit", 1, 4096),
-            ("chunk", 1, 4096),
-            ("max_sessions", 1, 256),
-            ("threads", 0, 1024),
-        ):
+        for name, (low, high) in LIMITS.items():
+            if name == "context" and self.context is None:
+                continue
             if not low <= getattr(self, name) <= high:
                 raise MeshError("bad_config", f"{name} is {getattr(self, name)}; it may be {low} to {high}")
-        if self.context is not None and not 1 <= self.context <= 1 << 24:
-            raise MeshError("bad_config", f"a context of {self.context} positions cannot be")
         if self.numerics not in NUMERICS:
             raise MeshError("bad_config", f"numerics is {self.numerics!r}; it may be {' or '.join(NUMERICS)}")
 

@@ -91,6 +91,10 @@ class TestPlan:
     def test_what_cannot_be(self, model: Path, arguments: tuple[object, ...], code: str) -> None:
         assert code_of(lambda: labs.plan(model, *arguments)) == code  # type: ignore[arg-type]
 
+    def test_more_nodes_than_layers(self, model: Path) -> None:
+        with pytest.raises(MeshError, match="at most 6 nodes, not 7"):
+            labs.plan(model, 7)
+
     def test_no_model(self, tmp_path: Path) -> None:
         assert code_of(lambda: labs.plan(tmp_path / "none.gguf")) == "not_found"
         assert code_of(lambda: labs.plan(tmp_path)) == "not_a_file"
@@ -256,6 +260,15 @@ class TestPassing:
         while not all(map(gone, pids)) and time.monotonic() < ends:
             time.sleep(0.05)
         assert all(map(gone, pids))
+        [left] = (tmp_path / "passing").iterdir()
+        labs.sweep(tmp_path)
+        assert not left.exists()
+
+    def test_one_that_is_up_is_not_swept(self, fakes: pytest.MonkeyPatch, plan: labs.Plan, tmp_path: Path) -> None:
+        labs.sweep(tmp_path)
+        with labs.passing(tmp_path, plan, say) as lab:
+            labs.sweep(tmp_path)
+            assert lab.folder.exists()
 
 
 @pytest.fixture(autouse=True)

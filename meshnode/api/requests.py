@@ -12,6 +12,9 @@ ROLES = ("system", "user", "assistant")
 MAX_TURNS = 1024  # what one message to a head holds
 MAX_MODEL = 200
 MAX_TOKENS = 1 << 20  # far above any context; the context is checked where the model is known
+MAX_TEMPERATURE = 100  # drawn from all alike long before
+MAX_TOP_K = 1 << 20  # above any vocabulary
+MAX_SEED = (1 << 64) - 1  # as the wire has it
 MILLION = 1_000_000
 _FIELDS = frozenset(
     ("model", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
@@ -42,11 +45,11 @@ class RunRequest:
         self._check_prompt()
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-        _number("temperature", self.temperature, 0, 100)
-        _integer("top_k", self.top_k, 0, 1 << 20)
+        _number("temperature", self.temperature, 0, MAX_TEMPERATURE)
+        _integer("top_k", self.top_k, 0, MAX_TOP_K)
         _number("top_p", self.top_p, 0, 1)
         _number("min_p", self.min_p, 0, 1)
-        _integer("seed", self.seed, 0, (1 << 64) - 1)
+        _integer("seed", self.seed, 0, MAX_SEED)
 
     def _check_prompt(self) -> None:
         if (self.prompt is None) == (not self.messages):

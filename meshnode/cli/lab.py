@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from .. import lab as labs
 from ..api.connect import Control
+from ..config import LIMITS
 from ..errors import MeshError
 from . import show
 from .answer import Answer
@@ -24,12 +26,15 @@ from .status import holding_state
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group("lab", context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
+@click.group("lab", context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
     """Try a whole private mesh on this machine: serving nodes and an entry node, each a process of its own.
 
     The entry node holds no weights; it finds the others by one address, as a stranger would.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def _common(function: F) -> F:
@@ -44,7 +49,11 @@ def _shape(function: F) -> F:
         (
             click.option("--nodes", type=int, help="Serving nodes; 3 if not given."),
             click.option("--layers", metavar="A-B,...", help="A range for each node; an even share if not given."),
-            click.option("--threads", type=int, help="Threads of each worker; the cores shared out if not given."),
+            click.option(
+                "--threads",
+                type=click.IntRange(1, int(LIMITS["threads"][1])),
+                help="Threads of each worker; the cores shared out if not given.",
+            ),
         )
     ):
         function = option(function)
@@ -57,7 +66,7 @@ def _shape(function: F) -> F:
 @_common
 def up(model: str, nodes: int | None, layers: str | None, threads: int | None, home: str | None, as_json: bool) -> None:
     """Start a lab and leave it running; `lab down` ends it."""
-    folder = labs.folder_of(home)
+    folder = _folder_of(home)
     plan = labs.plan(path_of(model), nodes, layers_option(layers), threads)
     with labs.busy(folder):
         if labs.find(folder) is not None:
@@ -119,7 +128,7 @@ def run(
 def _lab_for(
     model: str, nodes: int | None, layers: str | None, threads: int | None, home: str | None, as_json: bool
 ) -> Iterator[labs.Lab]:
-    folder = labs.folder_of(home)
+    folder = _folder_of(home)
     lab = labs.find(folder)
     if lab is None:
         plan = labs.plan(path_of(model), nodes, layers_option(layers), threads)
@@ -137,8 +146,14 @@ def _lab_for(
     yield lab
 
 
-def _found(home: str | None) -> labs.Lab:
+def _folder_of(home: str | None) -> Path:
     folder = labs.folder_of(home)
+    labs.sweep(folder)
+    return folder
+
+
+def _found(home: str | None) -> labs.Lab:
+    folder = _folder_of(home)
     lab = labs.find(folder)
     if lab is None:
         raise MeshError("no_node", f"no lab is up in {folder}", hint="start one with `meshnode lab up`")

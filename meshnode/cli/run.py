@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..api.connect import Control
-from ..api.requests import RunRequest
+from ..api.requests import MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K, RunRequest
 from ..config import LISTEN, Home, NodeConfig
 from ..errors import MeshError
 from ..wire.messages import MAX_TEXT
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 FIND_S = 4.0  # an ephemeral node's patience with a mesh that it has only just met
 
+TEMPERATURE, SEED = click.FloatRange(0, MAX_TEMPERATURE), click.IntRange(0, MAX_SEED)
+
 
 def asking(function: F) -> F:
     """The options of a prompt, which `run` and `lab run` share."""
@@ -32,12 +34,20 @@ def asking(function: F) -> F:
         (
             click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt."),
             click.option("--system", metavar="TEXT", help="The system message of a chat."),
-            click.option("--max-tokens", type=int, help="256, or what the context has room for, if not given."),
-            click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest."),
-            click.option("--top-k", type=int, default=0, help="Draw from the K likeliest; 0: from all."),
-            click.option("--top-p", type=float, default=1.0, show_default=True),
-            click.option("--min-p", type=float, default=0.0, show_default=True),
-            click.option("--seed", type=int, help="Makes a drawn answer the same again; a random one if not given."),
+            click.option(
+                "--max-tokens",
+                type=click.IntRange(1, MAX_TOKENS),
+                help="256, or what the context has room for, if not given.",
+            ),
+            click.option(
+                "--temperature", type=TEMPERATURE, default=0.0, show_default=True, help="0: always the likeliest."
+            ),
+            click.option(
+                "--top-k", type=click.IntRange(0, MAX_TOP_K), default=0, help="Draw from the K likeliest; 0: from all."
+            ),
+            click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True),
+            click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
+            click.option("--seed", type=SEED, help="Makes a drawn answer the same again; a random one if not given."),
         )
     ):
         function = option(function)

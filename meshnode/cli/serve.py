@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..artifact.identity import describe, open_artifact
-from ..config import LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
+from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
 from ..errors import MeshError
 from ..ids import Layers
 from . import progress, show
@@ -30,17 +30,26 @@ LOG_BYTES = 4 << 20  # of the log, and of each of its predecessors
 LOG_FILES = 3
 
 
+def _within(name: str) -> click.IntRange:
+    low, high = LIMITS[name]
+    return click.IntRange(int(low), int(high))
+
+
 @click.command("serve")
 @click.argument("models", nargs=-1, metavar="[MODEL.gguf ...]")
 @click.option("--layers", metavar="A-B|all", help="Hold these layers of each model: from A up to, not including, B.")
 @click.option("--join", metavar="FILE|MULTIADDR", help="An invite, or a member's address; else MESHNODE_INVITE.")
 @click.option("--listen", multiple=True, metavar="ADDR", help="PORT, HOST:PORT or a multiaddr; else any free port.")
-@click.option("--threads", type=int, default=0, help="Threads of each worker; one a core if not given.")
-@click.option("--sessions", type=int, default=MAX_SESSIONS, show_default=True, help="Sessions served at once.")
-@click.option("--context", type=int, help="Positions a session; 2048 or the model's own if not given.")
+@click.option("--threads", type=_within("threads"), default=0, help="Threads of each worker; one a core if not given.")
+@click.option(
+    "--sessions", type=_within("max_sessions"), default=MAX_SESSIONS, show_default=True, help="Sessions served at once."
+)
+@click.option("--context", type=_within("context"), help="Positions a session; 2048 or the model's own if not given.")
 @click.option("--numerics", type=click.Choice(NUMERICS), default=NUMERICS[0], show_default=True)
-@click.option("--lease-ttl", type=float, default=NodeConfig.lease_ttl_s, hidden=True)
-@click.option("--hop-timeout", type=float, default=NodeConfig.hop_timeout_s, hidden=True)
+@click.option("--lease-ttl", type=click.FloatRange(*LIMITS["lease_ttl_s"]), default=NodeConfig.lease_ttl_s, hidden=True)
+@click.option(
+    "--hop-timeout", type=click.FloatRange(*LIMITS["hop_timeout_s"]), default=NodeConfig.hop_timeout_s, hidden=True
+)
 @click.option("--worker", envvar="MESHNODE_WORKER", hidden=True, help="The worker program, instead of our own build.")
 @click.option("--lifeline", is_flag=True, hidden=True, help="Stop when stdin ends.")
 @common
@@ -86,10 +95,15 @@ def command(
     joined = joining(join, where)
     held = ranges[0] if ranges else None
     for model in models:  # before a worker is built, which takes minutes
-        with open_artifact(path_of(model)) as artifact:
-            n_layer = describe(artifact).n_layer
-        if held is not None:
-            held.within(n_layer)
+        try:
+            with open_artifact(path_of(model)) as artifact:
+                n_layer = describe(artifact).n_layer
+            if held is not None:
+                held.within(n_layer)
+        except MeshError as error:
+            if len(models) == 1 or model in error.message:
+                raise
+            raise MeshError(error.code, f"{show.line(model)}: {error.message}", hint=error.hint) from error
 
     import trio  # late, with all that it brings: what is refused above is refused at once
 

@@ -24,8 +24,8 @@ from ..api.connect import Control
 from ..config import Home, given, write_private
 from ..errors import MeshError
 from ..ids import Layers
-from .plan import Plan
-from .process import ASK_S, Member, end, spawn
+from .plan import Plan, count_of
+from .process import ASK_S, Member, end, spawn, start_time
 
 ENTRY = "entry"
 LOOK_S = 0.05  # between two looks at what is starting
@@ -119,7 +119,7 @@ def busy(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def passing(folder: Path, plan: Plan, say: Say) -> Iterator[Lab]:
     """A lab for the length of a block, in a folder that is removed afterwards. Its nodes end with this process."""
-    own = Home(folder / "passing" / f"{os.getpid()}-{secrets.token_hex(3)}").create().path
+    own = Home(_passing(folder) / f"{os.getpid()}-{start_time(os.getpid())}-{secrets.token_hex(3)}").create().path
     try:
         lab = up(own, plan, say, passing=True)
         try:
@@ -128,6 +128,18 @@ def passing(folder: Path, plan: Plan, say: Say) -> Iterator[Lab]:
             lab.down()
     finally:
         shutil.rmtree(own, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what passing labs left behind whose process was killed: keys of nodes, and an invite."""
+    with contextlib.suppress(OSError):
+        for left in list(_passing(folder).iterdir()):
+            pid, _, rest = left.name.partition("-")
+            started = rest.partition("-")[0]
+            if not pid.isdigit() or not started.isdigit() or start_time(int(pid)) == int(started):
+                continue
+            if all(Home(home).holder() is None for home in left.iterdir()):  # its nodes may be ending yet
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def up(folder: Path, plan: Plan, say: Say, *, passing: bool = False) -> Lab:
@@ -144,7 +156,8 @@ def up(folder: Path, plan: Plan, say: Say, *, passing: bool = False) -> Lab:
         lab.write_down()  # at once: what is written down can be taken down
 
     try:
-        say(f"starting {len(plan.layers)} nodes and an entry node, {plan.threads} threads a worker")
+        nodes, threads = count_of(len(plan.layers), "node"), count_of(plan.threads, "thread")
+        say(f"starting {nodes} and an entry node, {threads} a worker")
         begin("node-1", plan.layers[0], None)
         write_private(invite, _invite_of(lab.members[0], lab.members) + "\n")
         for number, layers in enumerate(plan.layers[1:], start=2):
@@ -243,6 +256,10 @@ def _status_of(member: Member) -> dict[str, Any]:
     except MeshError as error:
         return said | {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
     return said | {key: status[key] for key in ("peer", "state", "addresses", "holdings", "sessions")}
+
+
+def _passing(folder: Path) -> Path:
+    return folder / "passing"
 
 
 def _record(folder: Path) -> Path:

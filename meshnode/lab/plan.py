@@ -34,11 +34,18 @@ def plan(
     if layers is None:
         count = DEFAULT_NODES if nodes is None else nodes
         _bounded(count)
+        if count > n_layer:
+            raise MeshError(
+                "bad_layers",
+                f"the model has {count_of(n_layer, 'layer')}: at most {count_of(n_layer, 'node')}, not {count}",
+            )
         ranges = tuple(share_evenly(n_layer, count))
     else:
         if nodes is not None and nodes != len(layers):
             raise MeshError(
-                "bad_layers", f"{nodes} nodes cannot hold {len(layers)} ranges", hint="give one range a node"
+                "bad_layers",
+                f"{count_of(nodes, 'node')} cannot hold {count_of(len(layers), 'range')}",
+                hint="give one range a node",
             )
         _bounded(len(layers))
         ranges = tuple(part.within(n_layer) for part in layers)
@@ -48,6 +55,11 @@ def plan(
     if threads is not None and threads < 1:
         raise MeshError("usage", f"{threads} threads cannot work")
     return Plan(model.absolute(), n_layer, ranges, threads or max(1, cores() // len(ranges)))
+
+
+def count_of(number: int, thing: str) -> str:
+    """`1 node`, `2 nodes`"""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _bounded(count: int) -> None:

@@ -39,9 +39,9 @@ def no_build(monkeypatch: pytest.MonkeyPatch) -> None:
         (("MODEL", "--listen", "somewhere"), "usage"),
         (("MODEL", "--listen", "127.0.0.1:70000"), "usage"),
         (("MODEL", "--listen", "/ip4/127.0.0.1/tcp/x"), "usage"),
-        (("MODEL", "--threads", "-1"), "bad_config"),
-        (("MODEL", "--sessions", "0"), "bad_config"),
-        (("MODEL", "--context", "0"), "bad_config"),
+        (("MODEL", "--threads", "-1"), "usage"),
+        (("MODEL", "--sessions", "0"), "usage"),
+        (("MODEL", "--context", "0"), "usage"),
         (("MODEL", "--join", "none"), "not_found"),
         (("MODEL", "--join", ""), "usage"),
         (("/", "--layers", "0-1"), "not_a_file"),
@@ -57,6 +57,18 @@ def test_refused_before_anything_is_bound(
     assert ended.status == CODES[code][0]
     assert ended.out == ""
     assert not home.path.exists()
+
+
+def test_a_bad_model_among_several_is_named(meshnode: Meshnode, tiny_model: Path) -> None:
+    ended = meshnode("serve", str(tiny_model), __file__)
+    assert ended.err.startswith(f"error bad_gguf: {__file__}: ")
+
+
+def test_a_bad_number_names_its_option_and_limits(meshnode: Meshnode) -> None:
+    said = meshnode("serve", "--sessions", "0").err
+    assert "--sessions" in said
+    assert "1<=x<=256" in said
+    assert "`meshnode serve --help`" in said
 
 
 def test_no_worker_program(meshnode: Meshnode, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
