@@ -99,8 +99,10 @@ def _fault(cause: BaseException) -> MeshError:
     if isinstance(cause, MeshError):
         return cause
     if isinstance(cause, click.UsageError):
-        path = cause.ctx.command_path if cause.ctx else "meshnode"
-        return MeshError("usage", cause.format_message().rstrip("."), hint=f"see `{path} --help`")
+        message = cause.format_message().rstrip(".")
+        if cause.ctx is None or (cause.ctx.parent is None and isinstance(cause, click.BadOptionUsage)):
+            return MeshError("usage", message)  # click's parser does not tell whose option it was
+        return MeshError("usage", message, hint=f"see `{cause.ctx.command_path} --help`")
     if isinstance(cause, click.ClickException):
         return MeshError("usage", cause.format_message())
     if isinstance(cause, KeyboardInterrupt | click.Abort):

@@ -80,9 +80,9 @@ class Lab:
 
 
 def folder_of(option: str | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """--home, else MESHNODE_LAB, else the XDG state folder. MeshError usage when --home is empty."""
+    """--home, else MESHNODE_LAB, else the XDG state folder. MeshError usage when --home is empty, bad_home."""
     named = given(option) or environ.get("MESHNODE_LAB") or platformdirs.user_state_path("meshnode") / "lab"
-    return Path(named).expanduser().absolute()
+    return Home(Path(named).expanduser().absolute()).fitting().path
 
 
 def find(folder: Path) -> Lab | None:
