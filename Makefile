@@ -57,8 +57,9 @@ lint: $(STAMP)
 	@mkdir -p build && .venv/bin/lint-imports --no-cache >build/floors 2>&1 || { cat build/floors; exit 1; }
 	@$(PY) -m meshnode.errors --check || { echo "docs/errors.md is not current: python -m meshnode.errors" >&2; exit 1; }
 
+# two at a time: a file's tests stay together, for they share labs
 test: worker model lint
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 soak: worker model
 	@MESHNODE_ROUNDS=$(ROUNDS) MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests/live
