@@ -17,7 +17,6 @@ from nacl.signing import SigningKey, VerifyKey
 from .errors import MeshError
 from .ids import PeerId
 
-SIGNATURE_BYTES = 64
 # An identity multihash of libp2p's protobuf {type: Ed25519, data: the 32 bytes}: the peer id embeds the key.
 _PEER_PREFIX = bytes.fromhex("0024080112 20".replace(" ", ""))
 

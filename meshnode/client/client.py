@@ -19,7 +19,7 @@ from ..route import choose
 from ..route.choose import Heard
 from ..route.verify import check_route
 from ..wire import messages, statements
-from ..wire.messages import Contract, Failed, Failure, Grant, Lease, RouteOpen, RouteReady, Tokenize, Tokenized, Tokens
+from ..wire.messages import Failed, Failure, Grant, Lease, RouteOpen, RouteReady, Tokenize, Tokenized, Tokens
 from .ask import Ask, Event
 from .journey import Journey, abandon
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 20.0  # to find and lease a whole route
 TOKENIZE_TIMEOUT_S = 5.0
+DEFAULT_TOKENS = 256  # of an answer whose length nobody named; fewer where the context has no room
 
 
 class Client:
@@ -108,7 +109,7 @@ class Client:
                 break
             attempts -= 1
             patience = choose.patience(left, epoch == len(candidates))
-            grant = self._grant(session, epoch, head.offer.contract, len(prompt) + max_tokens)
+            grant = Grant(session, epoch, self._key.peer, head.offer.contract, len(prompt) + max_tokens)
             signed = statements.sign(self._key, self._directory.mesh_id, grant)
             route_open = RouteOpen(
                 grant=signed,
@@ -143,9 +144,6 @@ class Client:
                 return journey
         raise _no_route(failed)
 
-    def _grant(self, session: SessionId, epoch: int, contract: Contract, context: int) -> Grant:
-        return Grant(session, epoch, self._key.peer, contract, context)
-
     async def _tokens(self, peer: PeerId, message: Tokens, _: memoryview) -> None:
         journey = self._journeys.get(message.session)
         if journey is not None and message.lease is None:
@@ -159,9 +157,6 @@ class Client:
     def _lost(self, peer: PeerId) -> None:
         for journey in self._journeys.values():
             journey.lost(peer)
-
-
-DEFAULT_TOKENS = 256  # of an answer whose length nobody named; fewer where the context has no room
 
 
 def _heads(heard: Sequence[Heard]) -> list[Heard]:
@@ -180,8 +175,9 @@ def _heads(heard: Sequence[Heard]) -> list[Heard]:
 
 
 def _no_route(failed: Sequence[Failed]) -> MeshError:
-    """One error for all that was tried; when every candidate said the same, that is the error."""
-    codes = {f.code for f in failed[:1]}
+    """One error for all that was tried; what the only candidate said of itself is the error."""
+    if not failed:
+        return MeshError("no_route", "no route could be opened in time")
     tried = "; ".join(f"{f.node[-8:]} at layer {f.layer}: {f.code}, {f.say}" for f in failed[:6])
-    code = codes.pop() if len(failed) == 1 and failed[0].code in ("busy", "context_exceeded") else "no_route"
-    return MeshError(code, f"no route could be opened: {tried}" if tried else "no route could be opened in time")
+    own = len(failed) == 1 and failed[0].code in ("busy", "context_exceeded")
+    return MeshError(failed[0].code if own else "no_route", f"no route could be opened: {tried}")

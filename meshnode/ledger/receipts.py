@@ -12,8 +12,6 @@ from ..wire import statements
 from ..wire.messages import Contract, Grant, Lease, LinkSide, Receipt, Signed
 from . import merkle
 
-SEGMENT_POSITIONS = 4096  # leaves that a receipt can be asked to open
-
 
 def work_id(session: SessionId, epoch: int, hop: int, segment: int) -> bytes:
     numbers = b"".join(n.to_bytes(4, "big") for n in (epoch, hop, segment))
@@ -64,10 +62,6 @@ class Account:
         self.positions += count
         self.steps += 1
         self.compute_us += compute_us
-
-    @property
-    def full(self) -> bool:
-        return self.positions >= SEGMENT_POSITIONS
 
     def receipt(self, *, final: bool) -> Receipt:
         lease = self.lease

@@ -196,14 +196,15 @@ async def open_node(
     ephemeral: a throw-away key, no control API and nothing written; home may then be None. worker: the program to run,
     None: the built one. A model that cannot be loaded ends the node with its MeshError.
     """
+    kept = None if ephemeral else home
     with contextlib.ExitStack() as held:
-        if home is not None and not ephemeral:
-            held.enter_context(home.lock())
-        cache = IdentityCache(home.catalogue_path if home is not None and not ephemeral else ":memory:")
+        if kept is not None:
+            held.enter_context(kept.lock())
+        cache = IdentityCache(kept.catalogue_path if kept is not None else ":memory:")
         held.callback(cache.close)
         catalogue = Catalogue(cache)
         loadings = [Loading(model, config, catalogue) for model in models]
-        key = NodeKey.generate() if home is None or ephemeral else load_or_create(home.key_path)
+        key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
         membership = Membership(mesh.mesh_id, mesh.secret)
         known = usable(bootstrap)
         async with open_network(key, membership, listen=config.listen, bootstrap=known) as network:
@@ -215,9 +216,9 @@ async def open_node(
                 node.stage.addresses = node.client.addresses = tuple(network.addresses[:8])
                 await nursery.start(node.stage.run)
                 node.links.start()
-                if home is not None and not ephemeral:
+                if kept is not None:
                     nursery.start_soon(node._remember)
-                    await nursery.start(serve_control, node, home)
+                    await nursery.start(serve_control, node, kept)
                 for loading in loadings:
                     nursery.start_soon(node._serve, loading, worker)
                 nursery.start_soon(node._announce)

@@ -48,7 +48,9 @@ class Work(NamedTuple):
 class Hop:
     """Runs one lease. accept_* decide at once and queue; run() computes, one step after the other."""
 
-    def __init__(self, links: Links, worker: Worker, handle: int, lease: Lease, place: Place, account: Account) -> None:
+    def __init__(
+        self, links: Links, worker: Worker, handle: int, lease: Lease, place: Place, account: Account, max_tokens: int
+    ) -> None:
         self.links = links
         self.worker = worker
         self.handle = handle
@@ -56,7 +58,7 @@ class Hop:
         self.place = place
         self.account = account
         self.session = HopSession(lease)
-        self.sampler = Sampler(0)
+        self.sampler = Sampler(max_tokens)
         self.computed = 0  # positions
         self.over = False  # a fault was passed on: nothing more is accepted
         self._renewing = False

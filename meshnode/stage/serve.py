@@ -19,7 +19,6 @@ from ..net.directory import Directory
 from ..net.links import Links, Refused
 from ..route import choose
 from ..route.lease import Event
-from ..session import Sampler
 from ..wire import activation, messages, statements
 from ..wire.messages import (
     Close,
@@ -206,8 +205,8 @@ class Stage:
                 ttl=int(holding.book.ttl * 1000),
                 addresses=self.addresses,
             )
-            hop = Hop(self._links, worker, handle, lease, place, Account(lease, grant.contract))
-            hop.sampler = Sampler(ask.max_tokens)
+            account = Account(lease, grant.contract)
+            hop = Hop(self._links, worker, handle, lease, place, account, ask.max_tokens)
             holding.book.apply(hop.key, grant.epoch, Event.SIGN, trio.current_time())
         except BaseException:
             for lease in following[:1]:

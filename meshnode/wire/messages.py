@@ -372,7 +372,6 @@ class Acceptance:
 
 REQUESTS = (OfferQuery, Tokenize, RouteOpen, Close)
 ON_LINKS = (Pushes, Tokens, Credit, Renew, Failure)
-STATEMENTS = (Offer, Grant, Lease, Receipt, Acceptance)
 
 LinkMessage: TypeAlias = Pushes | Tokens | Credit | Renew | Failure
 
