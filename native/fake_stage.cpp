@@ -127,6 +127,13 @@ class FakeStage final : public Stage {
         }
     }
 
+    void fork(uint32_t from, uint32_t to, int32_t keep) override {
+        if (from == to || keep < 0 || keep > used(from)) {
+            throw StageError("bad_frame", "a fork keeps at most what its origin holds, in another slot");
+        }
+        slots_.at(to).assign(slots_[from].begin(), slots_[from].begin() + keep);
+    }
+
     std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const override {
         std::vector<int32_t> ids;
         if (add_special) {

@@ -16,6 +16,7 @@
 #include "ggml-cpu.h"
 #include "llama-ext.h"
 #include "llama.h"
+#include "places.h"
 #include "probe.h"
 
 namespace meshnode {
@@ -149,10 +150,10 @@ class Engine final : public Stage {
 
     std::vector<StepOutput> forward(std::span<const Step> steps, Layers effective) override {
         check(steps, effective);
+        arrange(steps);
         std::vector<size_t> order(steps.size());
         std::iota(order.begin(), order.end(), 0);
-        // Only slots side by side are computed together.
-        std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return steps[a].slot < steps[b].slot; });
+        std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return stream(steps[a].slot) < stream(steps[b].slot); });
 
         std::vector<StepOutput> out(steps.size());
         llama_set_layer_range(context_.get(), effective.begin, effective.end);
@@ -167,7 +168,7 @@ class Engine final : public Stage {
             }
         } catch (...) {
             for (const Step & step : steps) {
-                llama_memory_seq_rm(memory(), llama_seq_id(step.slot), step.first_pos, -1);
+                llama_memory_seq_rm(memory(), stream(step.slot), step.first_pos, -1);
             }
             throw;
         }
@@ -188,10 +189,26 @@ class Engine final : public Stage {
         if (keep >= s.used) {
             return;
         }
-        if (!llama_memory_seq_rm(memory(), llama_seq_id(slot), keep, -1)) {
+        if (!llama_memory_seq_rm(memory(), stream(slot), keep, -1)) {
             throw StageError("cache_miss", "the architecture can only forget a whole session");
         }
         s.used = keep;
+    }
+
+    void fork(uint32_t from, uint32_t to, int32_t keep) override {
+        const Slot source = slots_[check_slot(from)];
+        if (from == check_slot(to) || keep < 0 || keep > source.used) {
+            throw StageError("bad_frame", "a fork keeps at most what its origin holds, in another slot");
+        }
+        truncate(to, 0);
+        llama_memory_seq_cp(memory(), stream(from), stream(to), -1, -1);  // streams are copied whole
+        slots_[to] = source;
+        try {
+            truncate(to, keep);
+        } catch (...) {
+            truncate(to, 0);
+            throw;
+        }
     }
 
     std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const override {
@@ -251,6 +268,7 @@ class Engine final : public Stage {
   private:
     static constexpr uint32_t kMostCells   = 1 << 24;  // a session: keeps every product of sizes below 2^63
     static constexpr uint32_t kMostThreads = 512;      // GGML_MAX_N_THREADS
+    static constexpr uint32_t kSpareFrom   = 8;
     static constexpr size_t   kMostText    = 1 << 22;  // bytes; more than any context holds
 
     void load(const LoadOptions & options) {
@@ -272,10 +290,13 @@ class Engine final : public Stage {
         const int32_t trained = llama_model_n_ctx_train(model_.get());
         const uint32_t cells  = trained > 0 ? std::min(options.n_ctx, uint32_t(trained)) : options.n_ctx;
 
+        // A stream to spare lets full ones change places. Few sessions are not worth its memory.
+        const uint32_t n_streams =
+            options.n_sessions + (options.n_sessions >= kSpareFrom && options.n_sessions < llama_max_parallel_sequences());
         batch_ = std::max(options.max_step, options.n_sessions);
         llama_context_params cp = llama_context_default_params();
-        cp.n_seq_max       = options.n_sessions;
-        cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(cells) * options.n_sessions, UINT32_MAX / 2));
+        cp.n_seq_max       = n_streams;
+        cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(cells) * n_streams, UINT32_MAX / 2));
         cp.kv_unified      = false;  // a stream each, or neighbours change a session's bits
         cp.n_batch         = batch_;
         cp.n_ubatch        = batch_;
@@ -292,6 +313,7 @@ class Engine final : public Stage {
         }
         batch_ = llama_n_batch(context_.get());
         slots_.resize(options.n_sessions);
+        places_ = Places(options.n_sessions, n_streams);
         controls_ = controls_of(vocab());
     }
 
@@ -310,7 +332,7 @@ class Engine final : public Stage {
         loaded_.n_embd       = llama_model_n_embd(model_.get());
         loaded_.n_vocab      = llama_vocab_n_tokens(vocab());
         loaded_.n_ctx_train  = llama_model_n_ctx_train(model_.get());
-        loaded_.n_sessions   = llama_n_seq_max(context_.get());
+        loaded_.n_sessions   = uint32_t(slots_.size());
         loaded_.n_ctx        = llama_n_ctx_seq(context_.get());  // rounded up by the engine
         if (loaded_.n_ctx_train > 0) {
             loaded_.n_ctx = std::min(loaded_.n_ctx, uint32_t(loaded_.n_ctx_train));
@@ -410,7 +432,7 @@ class Engine final : public Stage {
                 tokens.insert(tokens.end(), step.tokens.begin(), step.tokens.end());
             }
             residual.insert(residual.end(), step.residual.begin(), step.residual.end());
-            slots.insert(slots.end(), n, llama_seq_id(step.slot));
+            slots.insert(slots.end(), n, stream(step.slot));
             for (size_t k = 0; k < n; k++) {
                 positions.push_back(step.first_pos + llama_pos(k));
             }
@@ -449,6 +471,24 @@ class Engine final : public Stage {
         }
     }
 
+    // Moves the sessions of a batch side by side where that pays.
+    void arrange(std::span<const Step> steps) {
+        std::vector<uint32_t> active;
+        for (const Step & step : steps) {
+            active.push_back(step.slot);
+        }
+        std::vector<bool> filled;
+        for (const Slot & slot : slots_) {
+            filled.push_back(slot.used > 0);
+        }
+        for (const Places::Move & move : places_.arrange(active, filled)) {
+            llama_memory_seq_rm(memory(), llama_seq_id(move.to), -1, -1);
+            llama_memory_seq_cp(memory(), llama_seq_id(move.from), llama_seq_id(move.to), -1, -1);
+            llama_memory_seq_rm(memory(), llama_seq_id(move.from), -1, -1);
+        }
+    }
+
+    llama_seq_id stream(uint32_t slot) const { return llama_seq_id(places_.stream(slot)); }
     llama_memory_t memory() const { return llama_get_memory(context_.get()); }
     const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
 
@@ -456,6 +496,7 @@ class Engine final : public Stage {
     std::unique_ptr<llama_context, decltype(&llama_free)> context_{nullptr, llama_free};
     std::vector<Control> controls_;
     std::vector<Slot> slots_;
+    Places places_{0, 0};
     uint32_t batch_ = 0;  // rows a call of the engine
     Loaded loaded_;
 };

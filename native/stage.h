@@ -93,6 +93,8 @@ class Stage {
 
     virtual int32_t used(uint32_t slot) const = 0;               // positions in the cache
     virtual void    truncate(uint32_t slot, int32_t keep) = 0;   // 0 empties it
+    // What `to` holds becomes the first `keep` positions of `from`, with their cache: nothing is computed again.
+    virtual void    fork(uint32_t from, uint32_t to, int32_t keep) = 0;
 
     // Needs the vocabulary only. parse_special: text such as <|im_end|> becomes its control token.
     virtual std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const = 0;

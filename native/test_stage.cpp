@@ -100,6 +100,14 @@ void steps(Stage & head) {
     head.truncate(0, 2);
     check(forward(tokens_step(std::span(good).subspan(2), 2), all)[0].logits == before, "a position taken back and given again");
 
+    head.fork(0, 1, 2);
+    check(head.used(0) == 3 && head.used(1) == 2, "a fork has its part of its origin, which stays as it was");
+    head.truncate(0, 0);
+    forward(tokens_step(std::vector<int32_t>{9, 9, 9, 9}), all);
+    check(forward(tokens_step(std::span(good).subspan(2), 2, 1), all)[0].logits == before, "a fork goes on as its origin would");
+    refuses("bad_frame", "a fork of more than there is", [&] { head.fork(0, 1, 5); });
+    refuses("bad_frame", "a fork of a slot into itself", [&] { head.fork(0, 0, 1); });
+    head.truncate(1, 0);
     head.truncate(0, 0);
     const std::vector<int32_t> chunk(32, 7);
     for (int32_t first = 0; first + 32 <= int32_t(head.loaded().n_ctx); first += 32) {

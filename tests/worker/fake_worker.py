@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 NATIVE = Path(__file__).parents[2] / "native"
-HEADERS = ("frames.h", "queue.h", "sample.h", "stage.h", "test_json.h")
+HEADERS = ("frames.h", "places.h", "queue.h", "sample.h", "stage.h", "test_json.h")
 SOURCES = ("worker.cpp", "frames.cpp", "sample.cpp", "fake_stage.cpp")
 FLAGS = ("-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", '-DMESHNODE_ENGINE="fake"')
 
