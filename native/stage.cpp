@@ -10,7 +10,7 @@
 #include <mutex>
 #include <numeric>
 
-#include "architectures.h"
+#include "certificate.h"
 #include "chat.h"
 #include "facts.h"
 #include "ggml-cpu.h"
@@ -124,9 +124,9 @@ class Engine final : public Stage {
     explicit Engine(const LoadOptions & options) {
         Log::get().clear();
         const FileFacts facts = read_facts(options.path);
-        if (!options.unproven && !architecture_is_proven(facts.architecture)) {
-            throw StageError("unsupported_architecture",
-                             "the engine is not proven for the architecture '" + facts.architecture + "'");
+        if (!options.unproven && !certificate_of(facts.architecture)) {
+            throw StageError("unsupported_architecture", "architecture '" + facts.architecture + "' is refused: " +
+                                                             std::string(refusal_of(facts.architecture)));
         }
         const Layers held = {options.layers.begin, options.layers.end < 0 ? int32_t(facts.n_layer) : options.layers.end};
         if (held.begin < 0 || held.begin >= held.end || held.end > facts.n_layer) {

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..artifact import architectures
 from ..config import cache_dir
 from ..errors import MeshError
 from .patch import PatchError, apply
@@ -150,6 +151,7 @@ class Builder:
         if self.target == "worker":
             names = [p for p in names if not p.name.startswith(NOT_THE_WORKER)]
         sources = [(p.name, p.read_text(encoding="utf-8")) for p in names]
+        sources.append(("certificates.inc", architectures.header()))
         return self.root / f"{self.target}-{_digest([LAYOUT, self.engine.name, self.target, sources])[:16]}"
 
     def build(self) -> Path:
@@ -194,8 +196,10 @@ class Builder:
     def _build_target(self, out: Path) -> None:
         executables = TARGETS[self.target][0]
         made = out.parent / "build"
+        (out.parent / "certificates.inc").write_text(architectures.header(), encoding="utf-8")
         settings = {
             "CMAKE_BUILD_TYPE": "Release",
+            "CERTIFICATES": str(out.parent),
             "ENGINE": str(self.engine),
             "ENGINE_PIN": f"{self.pin.package} {self.pin.version} {self.pin.sha256[:16]}",
             "ENGINE_PATCHES": self.patches_digest[:16],
