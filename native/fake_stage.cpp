@@ -42,7 +42,7 @@ float noise(uint32_t a, uint32_t b) {  // in [-1, 1)
 class FakeStage final : public Stage {
   public:
     explicit FakeStage(const LoadOptions & o) {
-        std::ifstream file(o.path);
+        std::ifstream file(o.paths.at(0));
         if (!file) {
             throw StageError("bad_model", "the file cannot be read");
         }

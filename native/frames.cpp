@@ -156,7 +156,10 @@ template <class A> void fields(A & ar, Layers & m) {
 
 template <class A> void fields(A & ar, Load & m) {
     auto numerics = uint8_t(m.numerics);
-    ar.text(m.path), ar(m.device), ar(m.inode), ar(m.size), ar(m.mtime_ns), ar(m.ctime_ns);
+    ar.array(m.files, sizeof(uint32_t) + 5 * sizeof(uint64_t), [&](ModelFile & f) {
+        ar.text(f.path), ar(f.device), ar(f.inode), ar(f.size), ar(f.mtime_ns), ar(f.ctime_ns);
+    });
+    ar.require(!m.files.empty() && m.files.size() <= kMaxFiles, "the number of files is out of range");
     fields(ar, m.layers);
     ar(m.n_sessions), ar(m.n_ctx), ar(m.max_step), ar(m.n_threads), ar(numerics);
     auto within = [](uint32_t x, uint32_t most) { return x >= 1 && x <= most; };

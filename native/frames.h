@@ -25,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "frames are read in pl
 
 constexpr uint32_t kWorkerVersion = 1;
 constexpr size_t   kHeaderBytes   = 16;
-constexpr uint32_t kUnloadedBound = 64 * 1024;    // of a body before LOADED: a LOAD with the longest path fits
+constexpr uint32_t kUnloadedBound = 64 * 1024;    // of a body before LOADED: a LOAD of the largest set fits
 constexpr uint64_t kTextBound     = 1024 * 1024;  // least bound of a body after it: a long text to tokenize
 constexpr uint64_t kSlack         = 64 * 1024;    // fixed fields beside the largest array
 constexpr uint64_t kBodyCap       = 1u << 30;     // whatever a model claims
@@ -34,6 +34,7 @@ constexpr uint32_t kMaxSessions   = 256;          // sequences of one context of
 constexpr uint32_t kMaxContext    = 1u << 24;     // positions; far beyond what models are trained for
 constexpr uint32_t kMaxStep       = 1u << 16;     // positions
 constexpr uint32_t kMaxThreads    = 1024;
+constexpr uint32_t kMaxFiles      = 512;      // of a set of shards
 constexpr uint32_t kKeepAll       = 0xffffffff;
 
 // Longest body of a request once a model is loaded; of a reply four times that (a byte of text makes at most one id).
@@ -56,12 +57,17 @@ struct FramingLost : std::runtime_error {
 
 // ---- requests
 
-struct Load {
-    static constexpr Kind kind = Kind::load;
+// A file and the state that it was in when it was identified.
+struct ModelFile {
     std::string path;
     uint64_t device = 0, inode = 0, size = 0;
     int64_t  mtime_ns = 0, ctime_ns = 0;
-    Layers   layers;  // end < 0: every layer
+};
+
+struct Load {
+    static constexpr Kind kind = Kind::load;
+    std::vector<ModelFile> files;  // one, or a set of shards in order
+    Layers   layers;               // end < 0: every layer
     uint32_t n_sessions = 0, n_ctx = 0, max_step = 0, n_threads = 0;
     Numerics numerics = Numerics::invariant;
 };

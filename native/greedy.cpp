@@ -21,7 +21,7 @@ int main(int argc, char ** argv) {
     }
     try {
         LoadOptions options;
-        options.path       = argv[1];
+        options.paths       = {argv[1]};
         options.layers     = {0, -1};
         options.n_sessions = 1;
         options.n_ctx      = 1024;

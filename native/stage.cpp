@@ -123,7 +123,7 @@ class Engine final : public Stage {
   public:
     explicit Engine(const LoadOptions & options) {
         Log::get().clear();
-        const FileFacts facts = read_facts(options.path);
+        const FileFacts facts = read_facts(options.paths);
         if (!options.unproven && !certificate_of(facts.architecture)) {
             throw StageError("unsupported_architecture", "architecture '" + facts.architecture + "' is refused: " +
                                                              std::string(refusal_of(facts.architecture)));
@@ -281,7 +281,11 @@ class Engine final : public Stage {
         mp.layer_begin     = options.layers.begin;
         mp.layer_end       = options.layers.end;
         mp.progress_callback = [](float, void *) { return true; };
-        model_.reset(llama_model_load_from_file(options.path.c_str(), mp));
+        std::vector<const char *> paths;
+        for (const std::string & path : options.paths) {
+            paths.push_back(path.c_str());
+        }
+        model_.reset(llama_model_load_from_splits(paths.data(), paths.size(), mp));
         if (!model_) {
             throw StageError("bad_model", Log::get().first("the engine cannot load the model"));
         }

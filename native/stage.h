@@ -29,7 +29,7 @@ struct StageError : std::runtime_error {
 };
 
 struct LoadOptions {
-    std::string path;            // of the descriptor handed over by the node, /proc/self/fd/N
+    std::vector<std::string> paths;  // of the descriptors handed over by the node, /proc/self/fd/N: a file, or all shards
     Layers      layers;          // the holding; end < 0 means every layer
     uint32_t    n_sessions = 4;  // KV streams
     uint32_t    n_ctx      = 2048;  // KV cells a session

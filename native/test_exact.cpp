@@ -77,7 +77,7 @@ class Report {
 std::unique_ptr<Stage> open(const Arguments & args, Layers layers, uint32_t threads = 1, uint32_t sessions = 2,
                             uint32_t n_ctx = 256) {
     LoadOptions options;
-    options.path       = args.model;
+    options.paths       = {args.model};
     options.layers     = layers;
     options.n_sessions = sessions;
     options.n_ctx      = n_ctx;

@@ -61,8 +61,12 @@ Sampling sampling(const Json & j) {
 
 // What each message says, as the vectors write it.
 Json json(const Load & m) {
-    return Json::object({{"path", m.path}, {"device", m.device}, {"inode", m.inode}, {"size", m.size}, {"mtime_ns", m.mtime_ns},
-            {"ctime_ns", m.ctime_ns}, {"layers", range(m.layers)}, {"n_sessions", m.n_sessions}, {"n_ctx", m.n_ctx},
+    Json files = Json::array();
+    for (const ModelFile & f : m.files) {
+        files.push_back(Json::object({{"path", f.path}, {"device", f.device}, {"inode", f.inode}, {"size", f.size},
+                {"mtime_ns", f.mtime_ns}, {"ctime_ns", f.ctime_ns}}));
+    }
+    return Json::object({{"files", files}, {"layers", range(m.layers)}, {"n_sessions", m.n_sessions}, {"n_ctx", m.n_ctx},
             {"max_step", m.max_step}, {"n_threads", m.n_threads}, {"numerics", uint8_t(m.numerics)}});
 }
 

@@ -35,7 +35,7 @@ void refuses(const std::string & code, const std::string & what, const std::func
 
 LoadOptions options(const std::string & model, Layers layers) {
     LoadOptions out;
-    out.path       = model;
+    out.paths       = {model};
     out.layers     = layers;
     out.n_sessions = 2;
     out.n_ctx      = 256;

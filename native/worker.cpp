@@ -43,10 +43,10 @@ uint64_t now_ns() {
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// Refuses unless path is, at this moment, the very state of the file that the node identified.
-void check_identity(const Load & load) {
+// Refuses unless its path leads, at this moment, to the very state of the file that the node identified.
+void check_identity(const ModelFile & file) {
     struct stat s;
-    const int fd = ::open(load.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int fd = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     const bool known = fd >= 0 && ::fstat(fd, &s) == 0;
     if (fd >= 0) {
         ::close(fd);
@@ -55,8 +55,8 @@ void check_identity(const Load & load) {
         throw StageError("unreadable", "the model's descriptor cannot be opened");
     }
     auto ns = [](const timespec & t) { return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec; };
-    if (!S_ISREG(s.st_mode) || uint64_t(s.st_dev) != load.device || uint64_t(s.st_ino) != load.inode ||
-        uint64_t(s.st_size) != load.size || ns(s.st_mtim) != load.mtime_ns || ns(s.st_ctim) != load.ctime_ns) {
+    if (!S_ISREG(s.st_mode) || uint64_t(s.st_dev) != file.device || uint64_t(s.st_ino) != file.inode ||
+        uint64_t(s.st_size) != file.size || ns(s.st_mtim) != file.mtime_ns || ns(s.st_ctim) != file.ctime_ns) {
         throw StageError("identity_changed", "the model file is not in the state that was identified");
     }
 }
@@ -132,9 +132,13 @@ class Worker {
         if (stage_) {
             throw BadFrame("a model is loaded already");
         }
-        check_identity(load);
-        auto stage = Stage::open({load.path, load.layers, load.n_sessions, load.n_ctx, load.max_step, load.n_threads, load.numerics});
-        check_identity(load);  // nor did it change while the engine read it
+        std::for_each(load.files.begin(), load.files.end(), check_identity);
+        std::vector<std::string> paths;
+        for (const ModelFile & file : load.files) {
+            paths.push_back(file.path);
+        }
+        auto stage = Stage::open({std::move(paths), load.layers, load.n_sessions, load.n_ctx, load.max_step, load.n_threads, load.numerics});
+        std::for_each(load.files.begin(), load.files.end(), check_identity);  // nor did they change while the engine read
         const Loaded & loaded = stage->loaded();
         taken_.assign(loaded.n_sessions, false);
         bound_ = request_bound(uint64_t(loaded.n_embd), loaded.n_ctx, loaded.max_step);

@@ -49,8 +49,6 @@ class Loading:
         self._config = config
         self._catalogue = catalogue
         with open_artifact(model.path) as file:
-            if len(file.files) > 1:
-                raise MeshError("bad_shards", "sets of shards are not served yet", hint="merge them into one file")
             self.summary: Summary = describe(file)
         self.layers = (model.layers or Layers(0, self.summary.n_layer)).within(self.summary.n_layer)
         self.artifact: ArtifactId | None = None
@@ -165,8 +163,7 @@ class Loading:
     def _spec(self, file: OpenArtifact) -> LoadSpec:
         config = self._config
         return LoadSpec(
-            fd=file.fd,
-            stamp=file.stamp,
+            files=file.files,
             layers=(self.layers.begin, self.layers.end),
             n_sessions=config.max_sessions,
             n_ctx=config.context_of(self.summary.n_ctx_train),

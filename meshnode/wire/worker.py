@@ -15,14 +15,15 @@ from typing import Any
 
 from ..errors import MeshError
 from . import worker_messages as say
-from .worker_messages import Buffer, Load, Message, Pieces, Sampled, Sampling, Step, Stepped, Tokenize
+from .worker_messages import Buffer, Load, Message, ModelFile, Pieces, Sampled, Sampling, Step, Stepped, Tokenize
 
 VERSION = 1
 HEADER = struct.Struct("<IHHQ")
-UNLOADED_BOUND = 64 << 10  # of a body before LOADED: a LOAD with the longest path fits
+UNLOADED_BOUND = 64 << 10  # of a body before LOADED: a LOAD of the largest set fits
 TEXT_BOUND = 1 << 20  # least bound of a body after it: a long text to tokenize
 SLACK = 64 << 10  # fixed fields beside the largest array
 BODY_CAP = 1 << 30  # whatever a model claims
+MAX_FILES = 512  # of a set of shards
 MAX_PIECES = 4096  # ids of one PIECES, so that its reply is bounded
 KEEP_ALL = 0xFFFFFFFF  # the only value of a step's `keep` today
 INVARIANT, FAST = 0, 1
@@ -135,6 +136,15 @@ LAYERS = _Codec(lambda pair: _LAYERS_STRUCT.pack(*pair), lambda body: body.unpac
 CHAT = _list_of(
     _Codec(lambda pair: TEXT.put(pair[0]) + TEXT.put(pair[1]), lambda body: (_take_text(body), _take_text(body))), 8
 )
+
+_STAMP = struct.Struct("<QQQqq")
+
+
+def _put_file(file: ModelFile) -> bytes:
+    return TEXT.put(file.path) + _STAMP.pack(file.device, file.inode, file.size, file.mtime_ns, file.ctime_ns)
+
+
+FILES = _list_of(_Codec(_put_file, lambda body: ModelFile(_take_text(body), *body.unpack(_STAMP))), 4 + _STAMP.size)
 
 _LARGEST = 1e6  # of a sampling parameter, as in native/sample.cpp: far beyond use, keeps every product finite
 
@@ -257,8 +267,8 @@ class _Kind:
 
 _KINDS = (
     _Kind(1, Load, {
-        "path": TEXT, "device": U64, "inode": U64, "size": U64, "mtime_ns": I64, "ctime_ns": I64, "layers": LAYERS,
-        "n_sessions": U32, "n_ctx": U32, "max_step": U32, "n_threads": U32, "numerics": U8,
+        "files": FILES, "layers": LAYERS, "n_sessions": U32, "n_ctx": U32, "max_step": U32, "n_threads": U32,
+        "numerics": U8,
     }),
     _Kind(2, say.Open, {"handle": U64, "sampling": SAMPLING, "prompt": IDS}),
     _Kind(3, Step, encode=_encode_step, decode=_decode_step),
@@ -288,6 +298,7 @@ _LOAD_LIMITS = {"n_sessions": 256, "n_ctx": 1 << 24, "max_step": 1 << 16, "n_thr
 
 def _check(message: Message) -> None:
     if isinstance(message, Load):
+        require(1 <= len(message.files) <= MAX_FILES, "the number of files is out of range")
         for name, most in _LOAD_LIMITS.items():
             require(1 <= getattr(message, name) <= most, f"{name} is out of range")
         require(message.numerics in (INVARIANT, FAST), "numerics is unknown")

@@ -8,11 +8,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """path of the node's open descriptor, the file's stamp (as artifact.files.FileStamp), what to hold and how.
-
-    layers: half-open; (0, -1) is every layer. n_ctx: positions a session; max_step: positions a step.
-    """
+class ModelFile:
+    """path of the node's open descriptor, and the file's stamp (as artifact.files.FileStamp)."""
 
     path: str
     device: int
@@ -20,6 +17,16 @@ class Load:
     size: int
     mtime_ns: int
     ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The model's file, or all files of its set in order; what to hold and how.
+
+    layers: half-open; (0, -1) is every layer. n_ctx: positions a session; max_step: positions a step.
+    """
+
+    files: tuple[ModelFile, ...]
     layers: tuple[int, int]
     n_sessions: int
     n_ctx: int

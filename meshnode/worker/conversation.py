@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from ..artifact.files import FileStamp
+from ..artifact.files import OpenFile
 from ..errors import MeshError
 from ..wire import worker as wire
 from ..wire import worker_messages as say
@@ -33,14 +33,13 @@ _Reply = TypeVar("_Reply", bound=say.Reply)
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What a worker is to load. fd: the open model file; stamp: its state when it was identified.
+    """What a worker is to load. files: the open model file, or all of its set in order, as they were identified.
 
     layers: the holding, half-open, None for every layer; n_ctx: positions of each of n_sessions; max_step: positions a
     step may carry; numerics: "invariant" or "fast".
     """
 
-    fd: int
-    stamp: FileStamp
+    files: Sequence[OpenFile]
     layers: tuple[int, int] | None = None
     n_sessions: int = 4
     n_ctx: int = 2048
@@ -51,11 +50,15 @@ class LoadSpec:
     def message(self) -> say.Load:
         if self.numerics not in NUMERICS:
             raise MeshError("bad_config", f"numerics is {self.numerics!r}", hint=f"say {' or '.join(NUMERICS)}")
-        s = self.stamp
         return say.Load(
-            f"/proc/self/fd/{self.fd}", s.device, s.inode, s.size, s.mtime_ns, s.ctime_ns, self.layers or (0, -1),
+            tuple(_model_file(file) for file in self.files), self.layers or (0, -1),
             self.n_sessions, self.n_ctx, self.max_step, self.n_threads, NUMERICS[self.numerics],
         )  # fmt: skip
+
+
+def _model_file(file: OpenFile) -> say.ModelFile:
+    s = file.stamp
+    return say.ModelFile(f"/proc/self/fd/{file.fd}", s.device, s.inode, s.size, s.mtime_ns, s.ctime_ns)
 
 
 class _Call:
@@ -280,7 +283,7 @@ async def open_worker(
     version_mismatch, worker_died, worker_hung. A worker that ends later does not cancel the body: see Worker.died.
     """
     spec.message()  # refused before anything is started
-    process = Process(binary, spec.fd)
+    process = Process(binary, [file.fd for file in spec.files])
     worker = Worker(process, step_timeout)
     failure: Exception | None = None
     try:

@@ -36,8 +36,8 @@ def environment() -> dict[str, str]:
 class Process:
     """One running worker. Its pipes' ends on this side do not block; close() has to follow, also after it ended."""
 
-    def __init__(self, binary: Path, fd: int) -> None:
-        """Start binary, which inherits fd under the same number. Raises MeshError worker_died when it cannot start."""
+    def __init__(self, binary: Path, fds: Sequence[int]) -> None:
+        """Start binary, which inherits fds under their numbers. Raises MeshError worker_died when it cannot start."""
         with ExitStack() as theirs, ExitStack() as ours:
 
             def channel() -> tuple[int, int]:
@@ -58,7 +58,7 @@ class Process:
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
-                    pass_fds=(fd,),
+                    pass_fds=fds,
                     env=environment(),
                     cwd="/",
                     process_group=0,  # a Ctrl-C in the terminal is the node's to handle

@@ -30,7 +30,7 @@ TOKENS = 48
 def tokenized(model: Path, prompts: Sequence[str]) -> list[list[int]]:
     async def ask() -> list[list[int]]:
         with open_artifact(model) as file:
-            spec = LoadSpec(file.fd, file.stamp, layers=(0, 1), n_sessions=1, n_ctx=64)
+            spec = LoadSpec(file.files, layers=(0, 1), n_sessions=1, n_ctx=64)
             async with open_worker(worker_path(), spec) as worker:
                 return [await worker.tokenize(p, add_special=True, parse_special=True) for p in prompts]
 

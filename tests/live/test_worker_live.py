@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import trio
 
+from meshnode.artifact.files import FileStamp, OpenFile
 from meshnode.errors import MeshError
-from meshnode.worker import FileStamp, LoadSpec, Sampling, Worker, open_worker
+from meshnode.worker import LoadSpec, Sampling, Worker, open_worker
 
 pytestmark = pytest.mark.live
 
@@ -25,12 +26,10 @@ QUESTIONS = ("Why is the sky blue?", "Name three rivers.", "What is 7 times 8?",
 @asynccontextmanager
 async def loaded(binary: Path, model: Path, **changes: Any) -> AsyncIterator[Worker]:
     fd = os.open(model, os.O_RDONLY)
-    try:
-        spec = LoadSpec(fd, FileStamp.of(os.fstat(fd)), **{"n_ctx": 512, "max_step": 64} | changes)
+    with OpenFile(str(model), fd, FileStamp.of(os.fstat(fd))) as file:  # not checked: the worker is to
+        spec = LoadSpec([file], **{"n_ctx": 512, "max_step": 64} | changes)
         async with open_worker(binary, spec) as worker:
             yield worker
-    finally:
-        os.close(fd)
 
 
 async def through(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,14 @@ class TestMesh:
         self.nodes: list[Node] = []
         self.entry: Node
 
-    async def add(self, *layers: Layers, serve: bool = True) -> Node:
-        """A node in a task of its own, which end() can stop whatever came after it."""
-        node: Node = await self._nursery.start(self._run, layers)
+    async def add(self, *layers: Layers, serve: bool = True, model: Path | None = None) -> Node:
+        """A node in a task of its own, which end() can stop whatever came after it. model: its own copy."""
+        node: Node = await self._nursery.start(self._run, model or self.model, layers)
         if serve:
             self.nodes.append(node)
         return node
 
-    async def _run(self, layers: tuple[Layers, ...], *, task_status: trio.TaskStatus[Node]) -> None:
+    async def _run(self, model: Path, layers: tuple[Layers, ...], *, task_status: trio.TaskStatus[Node]) -> None:
         bootstrap = list(self.nodes[0].network.addresses) if self.nodes else []
         with trio.CancelScope() as scope:
             async with open_node(
@@ -51,7 +52,7 @@ class TestMesh:
                 CONFIG,
                 mesh=self.mesh,
                 bootstrap=bootstrap,
-                models=[ServeModel(self.model, part) for part in layers],
+                models=[ServeModel(model, part) for part in layers],
                 ephemeral=True,
                 worker=self.worker,
             ) as node:
@@ -96,27 +97,28 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@asynccontextmanager
+async def open_mesh(model: Path, worker: Path, *ranges: str | tuple[str, ...]) -> AsyncIterator[TestMesh]:
+    """A mesh of one node each range or ranges, and an entry node."""
+    failure = None
+    async with trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = trio.current_time() + TEST_S
+        mesh = TestMesh(nursery, model, worker)
+        for part in ranges:
+            parts = (part,) if isinstance(part, str) else part
+            await mesh.add(*map(parse_layers, parts))
+        mesh.entry = await mesh.add(serve=False)
+        try:
+            yield mesh
+        except Exception as error:  # as it is, not in the group that the nursery would make of it
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    assert trio.current_time() < nursery.cancel_scope.deadline, "the test took too long"
+
+
 @pytest.fixture
 def mesh_of(toy: Path, fake_worker: Path) -> Callable[..., Any]:
     """mesh_of("0-2", "2-6"): a context manager with that mesh and an entry node."""
-
-    @asynccontextmanager
-    async def make(*ranges: str | tuple[str, ...]) -> AsyncIterator[TestMesh]:
-        failure = None
-        async with trio.open_nursery() as nursery:
-            nursery.cancel_scope.deadline = trio.current_time() + TEST_S
-            mesh = TestMesh(nursery, toy, fake_worker)
-            for part in ranges:
-                parts = (part,) if isinstance(part, str) else part
-                await mesh.add(*map(parse_layers, parts))
-            mesh.entry = await mesh.add(serve=False)
-            try:
-                yield mesh
-            except Exception as error:  # as it is, not in the group that the nursery would make of it
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        assert trio.current_time() < nursery.cancel_scope.deadline, "the test took too long"
-
-    return make
+    return partial(open_mesh, toy, fake_worker)

@@ -36,6 +36,8 @@ def message_of(vector: dict[str, Any]) -> say.Message:
             m[name] = bytes.fromhex(value)
         elif name == "pieces":
             m[name] = tuple(map(bytes.fromhex, value))
+        elif name == "files":
+            m[name] = tuple(say.ModelFile(**file) for file in value)
         elif name == "messages":
             m[name] = tuple(map(tuple, value))
         elif isinstance(value, list):

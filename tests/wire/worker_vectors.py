@@ -74,14 +74,24 @@ def sampling(s: dict[str, Any]) -> bytes:
     )  # fmt: skip
 
 
+FILE: dict[str, Any] = {
+    "path": "/proc/self/fd/9", "device": 65026, "inode": 1234567, "size": 97_000_000,
+    "mtime_ns": 1_700_000_000_123_456_789, "ctime_ns": -1,
+}  # fmt: skip
+
+
+def model_file(f: dict[str, Any]) -> bytes:
+    stamp = u64(f["device"]) + u64(f["inode"]) + u64(f["size"]) + i64(f["mtime_ns"]) + i64(f["ctime_ns"])
+    return text(f["path"]) + stamp
+
+
 def load(**changes: Any) -> tuple[dict[str, Any], bytes]:
     m: dict[str, Any] = {
-        "path": "/proc/self/fd/9", "device": 65026, "inode": 1234567, "size": 97_000_000,
-        "mtime_ns": 1_700_000_000_123_456_789, "ctime_ns": -1, "layers": [10, 20], "n_sessions": 4, "n_ctx": 2048,
+        "files": [FILE], "layers": [10, 20], "n_sessions": 4, "n_ctx": 2048,
         "max_step": 256, "n_threads": 1, "numerics": 0,
     } | changes  # fmt: skip
-    body = text(m["path"]) + u64(m["device"]) + u64(m["inode"]) + u64(m["size"]) + i64(m["mtime_ns"])
-    body += i64(m["ctime_ns"]) + i32(m["layers"][0]) + i32(m["layers"][1]) + u32(m["n_sessions"]) + u32(m["n_ctx"])
+    body = u32(len(m["files"])) + b"".join(map(model_file, m["files"]))
+    body += i32(m["layers"][0]) + i32(m["layers"][1]) + u32(m["n_sessions"]) + u32(m["n_ctx"])
     return m, body + u32(m["max_step"]) + u32(m["n_threads"]) + u8(m["numerics"])
 
 
@@ -128,7 +138,8 @@ def loaded_body(flag: int = 1) -> bytes:
 def frames() -> list[dict[str, Any]]:
     table: list[tuple[str, str, int, tuple[dict[str, Any], bytes]]] = [
         ("load a range", "load", 1, load()),
-        ("load every layer, fast", "load", 2**64 - 1, load(layers=[0, -1], numerics=1, path="")),
+        ("load every layer, fast", "load", 2**64 - 1, load(layers=[0, -1], numerics=1, files=[FILE | {"path": ""}])),
+        ("load a set of shards", "load", 3, load(files=[FILE | {"inode": n} for n in (9, 12, 8)])),
         ("open, greedy, without history", "open", 2, opening(1, [])),
         ("open with everything set", "open", 3, opening(
             2**64 - 1, [1, 49151, 0], temperature=0.7, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.1,
@@ -188,6 +199,7 @@ def refused() -> list[dict[str, Any]]:
         ("load: empty body", "load", b""),
         ("load: path longer than the body", "load", u32(1 << 31) + b"/proc"),
         ("load: path is no UTF-8", "load", load()[1].replace(b"/proc", b"/pr\xffc")),
+        ("load: no file", "load", load(files=[])[1]),
         ("load: ends within numerics", "load", load()[1][:-1]),
         ("load: a byte too many", "load", load()[1] + b"\0"),
         ("load: unknown numerics", "load", load(numerics=2)[1]),

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from meshnode.worker import FileStamp, LoadSpec
+from meshnode.artifact.files import open_file
+from meshnode.worker import LoadSpec
 
 
 @pytest.fixture
@@ -18,8 +18,6 @@ def spec(tmp_path: Path) -> Iterator[Callable[..., LoadSpec]]:
         def make(content: str = "meshnode-fake 6 16 300", **changes: object) -> LoadSpec:
             path = tmp_path / "toy.gguf"
             path.write_text(content)
-            fd = os.open(path, os.O_RDONLY)
-            stack.callback(os.close, fd)
-            return LoadSpec(fd, FileStamp.of(os.fstat(fd)), **changes)  # type: ignore[arg-type]
+            return LoadSpec([stack.enter_context(open_file(path))], **changes)  # type: ignore[arg-type]
 
         yield make

@@ -29,7 +29,7 @@ def load(tmp_path: Path) -> bytes:
     path.write_text("meshnode-fake 6 16 300")
     s = path.stat()
     stamp = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-    return frame(say.Load(str(path), *stamp, (0, -1), 4, 64, 32, 1, 0), 1)
+    return frame(say.Load((say.ModelFile(str(path), *stamp),), (0, -1), 4, 64, 32, 1, 0), 1)
 
 
 def converse(binary: Path, sent: bytes) -> tuple[int, list[tuple[int, say.Message]], str]:
@@ -73,6 +73,17 @@ def test_nothing_before_a_load_but_a_load(fake_worker: Path, load: bytes) -> Non
     loads = [reply for number, reply in replies if number == 1]
     assert isinstance(loads[0], say.Loaded)
     assert isinstance(loads[1], say.Error)
+
+
+@pytest.mark.parametrize(("files", "code"), [(512, "unreadable"), (513, "bad_frame")])
+def test_the_largest_set_fits_a_load_and_no_larger_one_does(
+    fake_worker: Path, monkeypatch: pytest.MonkeyPatch, files: int, code: str
+) -> None:
+    monkeypatch.setattr(wire, "MAX_FILES", files)
+    asked = say.Load((say.ModelFile("/proc/self/fd/1023", *(2**63 - 1,) * 5),) * files, (0, -1), 4, 64, 32, 1, 0)
+    assert len(frame(asked, 1)) < wire.UNLOADED_BOUND
+    status, [(number, reply)], _ = converse(fake_worker, frame(asked, 1))
+    assert (status, number, isinstance(reply, say.Error) and reply.code) == (0, 1, code)
 
 
 @pytest.mark.parametrize("loaded", [False, True])

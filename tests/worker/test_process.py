@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from meshnode.artifact.files import FileStamp
 from meshnode.errors import MeshError
 from meshnode.wire import worker as wire
 from meshnode.wire import worker_messages as say
@@ -52,9 +53,12 @@ def answer(data: list[int]) -> str:
 @pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
 async def test_another_state_of_the_file_is_refused(fake_worker: Path, spec: Spec, field: str) -> None:
     asked = spec()
-    stamp = dataclasses.replace(asked.stamp, **{field: getattr(asked.stamp, field) + 1})
-    error = await failure(fake_worker, dataclasses.replace(asked, stamp=stamp))
-    assert error.code == "identity_changed"
+    [file] = asked.files
+    stamp = dataclasses.replace(file.stamp, **{field: getattr(file.stamp, field) + 1})
+    changed = dataclasses.replace(file, stamp=stamp)
+    for files in ([changed], [file, changed, file]):
+        error = await failure(fake_worker, dataclasses.replace(asked, files=files))
+        assert error.code == "identity_changed"
 
 
 async def test_a_write_in_place_is_refused_a_rename_is_not_seen(fake_worker: Path, spec: Spec, tmp_path: Path) -> None:
@@ -62,12 +66,13 @@ async def test_a_write_in_place_is_refused_a_rename_is_not_seen(fake_worker: Pat
     other = tmp_path / "other"
     other.write_text("meshnode-fake 9 16 300")
     os.rename(other, tmp_path / "toy.gguf")
-    changed = os.fstat(asked.fd)  # a rename over the path changes the old inode's ctime alone
-    async with open_worker(fake_worker, dataclasses.replace(asked, stamp=type(asked.stamp).of(changed))) as worker:
+    [file] = asked.files
+    file.stamp = FileStamp.of(os.fstat(file.fd))  # a rename over the path changes the old inode's ctime alone
+    async with open_worker(fake_worker, asked) as worker:
         assert worker.loaded.n_layer == 6
     asked = spec()
-    with os.fdopen(os.open(tmp_path / "toy.gguf", os.O_WRONLY), "w") as file:
-        file.write("meshnode-fake 7")
+    with os.fdopen(os.open(tmp_path / "toy.gguf", os.O_WRONLY), "w") as writer:
+        writer.write("meshnode-fake 7")
     assert (await failure(fake_worker, asked)).code == "identity_changed"
 
 
@@ -169,12 +174,13 @@ async def test_it_does_not_end_when_a_helper_thread_does(
 def test_it_dies_with_its_parent(fake_worker: Path, tmp_path: Path) -> None:
     (tmp_path / "toy").write_text("toy")
     parent = f"""
-import os, trio
+import trio
 from pathlib import Path
-from meshnode.worker import FileStamp, LoadSpec, Sampling, open_worker
+from meshnode.artifact.files import open_file
+from meshnode.worker import LoadSpec, Sampling, open_worker
 async def main():
-    fd = os.open({str(tmp_path / "toy")!r}, os.O_RDONLY)
-    async with open_worker(Path({str(fake_worker)!r}), LoadSpec(fd, FileStamp.of(os.fstat(fd)))) as worker:
+    file = open_file({str(tmp_path / "toy")!r})
+    async with open_worker(Path({str(fake_worker)!r}), LoadSpec([file])) as worker:
         await worker.open(1, Sampling())
         print(worker.pid, flush=True)
         await worker.step(1, 0, (0, 6), tokens=[272])  # hangs: its input is not read any more
