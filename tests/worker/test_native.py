@@ -165,7 +165,8 @@ def test_any_order_of_requests_gets_one_answer_each(fake_worker: Path, load: byt
 
 def test_sessions_that_run_together_come_to_sit_side_by_side(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.cache is not None
-    flags = ("-std=c++20", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-Wall", "-Wextra", "-Werror")
+    sanitized = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
+    flags = ("-std=c++20", "-O1", *sanitized, "-Wall", "-Wextra", "-Werror")
     test = compile_native(pytestconfig.cache.mkdir("native"), "test_places", ("test_places.cpp",), flags)
     done = subprocess.run([test], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
