@@ -10,24 +10,23 @@ What they cannot see (a flipped bit, a NaN in a weight, a looping template) the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import MeshError
-from . import llama
+from . import architectures
 from .cursor import bad, quote
 from .ggml import MATRIX_TYPES, VECTOR_TYPES
 from .header import Array, Header, Tensor, Value, read_header
 from .keys import Keys
+from .shapes import Model, shapes
 from .tokenizer import check_tokenizer
 
-__all__ = ["ARCHITECTURES", "Array", "Header", "Summary", "Tensor", "Value", "read_header", "validate"]
+__all__ = ["Array", "Header", "Summary", "Tensor", "Value", "read_header", "validate"]
 
-# architecture -> the tensors it has. Only what the engine is proven to run a range of exactly may stand here.
-ARCHITECTURES: dict[str, Callable[[Header, int], llama.Model]] = {"llama": llama.shapes}
+RULES = 2  # raise it when validate() or Summary changes: what was found by other rules is then found anew
 
-RULES = 1  # raise it when validate() or Summary changes: what was found by other rules is then found anew
-
+PROJECTORS = ("clip", "mmproj", "projector")
+PROJECTOR = "it is a projector, which turns images or sound into embeddings, and no model by itself"
 MAX_CONTEXT = 1 << 24  # positions: ten times the longest in use; above it a file's claim is not believed
 MAX_LABEL = 128  # characters
 
@@ -70,13 +69,16 @@ def validate(header: Header) -> Summary:
         raise MeshError("bad_shards", f"it is one shard of {shards}, and its name does not say where the others are")
     if not header.tensors:
         raise bad("it holds no tensors, only metadata")
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise MeshError("unsupported_architecture", f"architecture {quote(architecture)} is not supported ({known} is)")
+    if architecture in PROJECTORS or general.text("type", "model") in PROJECTORS:
+        raise MeshError("unsupported_architecture", PROJECTOR)
+    architectures.check(architecture)
     n_vocab = check_tokenizer(header)
-    model = ARCHITECTURES[architecture](header, n_vocab)
+    model = shapes(header, architecture, n_vocab)
     _check_tensors(header.tensors, model)
     sizes = {tensor.name: tensor.nbytes for tensor in header.tensors.values()}
+    layer_bytes = _layer_bytes(sizes, model.n_layer)
+    if 0 in layer_bytes:
+        raise bad(f"layer {layer_bytes.index(0)} has no tensors")
     tied = "output.weight" not in sizes
     return Summary(
         architecture=architecture,
@@ -86,9 +88,9 @@ def validate(header: Header) -> Summary:
         n_vocab=n_vocab,
         n_ctx_train=min(model.n_ctx, MAX_CONTEXT),
         tied=tied,
-        layer_bytes=_layer_bytes(sizes, model.n_layer),
+        layer_bytes=layer_bytes,
         embedding_bytes=sizes["token_embd.weight"],
-        head_bytes=sizes["output_norm.weight"] + sizes["token_embd.weight" if tied else "output.weight"],
+        head_bytes=sizes.get("output_norm.weight", 0) + sizes["token_embd.weight" if tied else "output.weight"],
         has_template=bool(Keys(header).text("tokenizer.chat_template", "")),
         file_bytes=header.size,
     )
@@ -100,15 +102,18 @@ def label(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in last)[:MAX_LABEL].strip()
 
 
-def _check_tensors(tensors: dict[str, Tensor], model: llama.Model) -> None:
+def _check_tensors(tensors: dict[str, Tensor], model: Model) -> None:
     for name in model.required:
         if name not in tensors:
             raise bad(f"tensor {name} is missing")
     for name, tensor in tensors.items():
         shape = model.required.get(name) or model.optional.get(name)
+        layer = _LAYER.match(name)
+        beyond = layer is not None and int(layer[1]) >= model.n_layer
+        if shape is None and model.open and not beyond:
+            continue  # the engine's loader knows
         if shape is None:
-            layer = _LAYER.match(name)
-            why = f": there are {model.n_layer} layers" if layer and int(layer[1]) >= model.n_layer else ""
+            why = f": there are {model.n_layer} layers" if beyond else ""
             raise bad(f"tensor {quote(name)} belongs to no model of this architecture{why}")
         padded = shape + (1,) * (len(tensor.dims) - len(shape))
         if tensor.dims != padded:

@@ -22,7 +22,7 @@ class Keys:
         value = self._get(key, kind, default)
         assert isinstance(value, int)
         if key in self and not low <= value <= high:
-            raise bad(f"{self._name(key)} is {value}, not within {low} to {high}")
+            raise bad(f"{self.name(key)} is {value}, not within {low} to {high}")
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
@@ -30,7 +30,7 @@ class Keys:
         value = self._get(key, "f32", default)
         assert isinstance(value, int | float)
         if not low <= value <= high:  # so written, it refuses a NaN too
-            raise bad(f"{self._name(key)} is {value}, not within {low:g} to {high:g}")
+            raise bad(f"{self.name(key)} is {value}, not within {low:g} to {high:g}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -48,7 +48,7 @@ class Keys:
         value = self._get(key, "arr", None)
         assert isinstance(value, Array)
         if value.type not in kinds:
-            raise bad(f"{self._name(key)} is an array of {value.type}, not of {' or '.join(kinds)}")
+            raise bad(f"{self.name(key)} is an array of {value.type}, not of {' or '.join(kinds)}")
         return value
 
     def alike(self, key: str, n_layer: int, low: int, high: int, default: int | None = None) -> int:
@@ -59,23 +59,24 @@ class Keys:
         values = self.array(key, ("u32", "i32"), required=True)
         assert values is not None
         if values.count != n_layer:
-            raise bad(f"{self._name(key)} has {values.count} values for {n_layer} layers")
+            raise bad(f"{self.name(key)} has {values.count} values for {n_layer} layers")
         if len(distinct := set(values.values())) != 1:
-            raise bad(f"{self._name(key)} differs between layers, which this architecture cannot")
+            raise bad(f"{self.name(key)} differs between layers, which this architecture cannot")
         value = int(distinct.pop())
         if not low <= value <= high:
-            raise bad(f"{self._name(key)} is {value}, not within {low} to {high}")
+            raise bad(f"{self.name(key)} is {value}, not within {low} to {high}")
         return value
 
-    def _name(self, key: str) -> str:
+    def name(self, key: str) -> str:
+        """As it may stand in a message."""
         return quote(self._prefix + key)[1:-1]
 
     def _get(self, key: str, kind: str, default: object) -> object:
         found = self._metadata.get(self._prefix + key)
         if found is None:
             if default is None:
-                raise bad(f"{self._name(key)} is missing")
+                raise bad(f"{self.name(key)} is missing")
             return default
         if found.type != kind:
-            raise bad(f"{self._name(key)} has the type {found.type}, not {kind}")
+            raise bad(f"{self.name(key)} has the type {found.type}, not {kind}")
         return found.value

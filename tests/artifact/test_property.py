@@ -13,7 +13,7 @@ from fixtures.make_fixtures import Blob, Meta, Tiny, encode, metadata, model_byt
 from meshnode.artifact.gguf import Summary
 from meshnode.artifact.header import read_header
 from meshnode.artifact.identity import describe, open_artifact
-from meshnode.artifact.llama import shapes
+from meshnode.artifact.shapes import shapes
 from meshnode.errors import MeshError
 
 SOUND = model_bytes(Tiny(n_layer=2))
@@ -111,6 +111,6 @@ def test_one_change_is_refused_or_leaves_a_model(scratch: Path, data: st.DataObj
     found = {tensor.name: (tuple(int(d) for d in tensor.shape), int(tensor.n_bytes)) for tensor in reader.tensors}
     assert sum(nbytes for _, nbytes in found.values()) == summary.tensor_bytes
     with open_artifact(scratch) as artifact:
-        model = shapes(read_header(artifact.fd, artifact.size), summary.n_vocab)
+        model = shapes(read_header(artifact.fd, artifact.size), "llama", summary.n_vocab)
     assert model.required.keys() <= found.keys() <= model.required.keys() | model.optional.keys()
     assert all(found[name][0] == shape for name, shape in model.required.items())
