@@ -297,14 +297,14 @@ class Engine final : public Stage {
         // A stream to spare lets full ones change places. Few sessions are not worth its memory.
         const uint32_t n_streams =
             options.n_sessions + (options.n_sessions >= kSpareFrom && options.n_sessions < llama_max_parallel_sequences());
-        batch_ = std::max(options.max_step, options.n_sessions);
+        batch_ = std::max(options.max_step, n_streams);
         llama_context_params cp = llama_context_default_params();
         cp.n_seq_max       = n_streams;
         cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(cells) * n_streams, UINT32_MAX / 2));
         cp.kv_unified      = false;  // a stream each, or neighbours change a session's bits
         cp.n_batch         = batch_;
         cp.n_ubatch        = batch_;
-        cp.n_outputs_max   = options.n_sessions;  // logits of one position a session
+        cp.n_outputs_max   = n_streams;  // logits of one position a session
         cp.n_threads       = int32_t(options.n_threads);
         cp.n_threads_batch = int32_t(options.n_threads);
         cp.type_k = cp.type_v = kKvType;
