@@ -16,7 +16,8 @@ CODES: dict[str, tuple[int, str, str]] = {
     "unknown_model": (4, "no artifact of that name or identity is known here", "see `meshnode models`"),
     "ambiguous_model": (4, "the name stands for several artifacts", "give the identity, or more of it"),
     "context_exceeded": (5, "the prompt and the answer do not fit the context", "shorten the prompt, or ask for less"),
-    "no_chat_template": (5, "the model has no chat template that can be used", "ask with a raw prompt"),
+    "no_chat_template": (5, "the model has no chat template", "ask with a raw prompt"),
+    "template_failed": (5, "the model's chat template failed, or took too much", "ask with a raw prompt"),
     # files and layers
     "not_found": (3, "there is no such file", "check the path"),
     "not_a_file": (3, "it is not a regular file", "name a GGUF file"),

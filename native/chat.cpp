@@ -7,107 +7,88 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\n\v\f\r";
 
-std::string_view trim(std::string_view text) {
-    const size_t first = text.find_first_not_of(kSpace);
-    return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpace) - first + 1);
-}
-
-// Stands in for the content of message i while the template is applied. Templates that trim a message remove the
-// vertical tabs, which no template contains itself.
-std::string sentinel(size_t i) {
-    return "\vmeshnode-message-" + std::to_string(i) + "-\v";
-}
-
 // A stretch of the prompt: a control token, or text in which nothing is one.
 struct Piece {
-    std::string text;
-    int32_t     control = -1;
+    std::string     text;
+    const Control * control = nullptr;
 };
 
 void append_text(std::vector<Piece> & pieces, std::string_view text) {
+    if (!pieces.empty() && pieces.back().control && pieces.back().control->rstrip) {
+        text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+    }
     if (text.empty()) {
         return;
     }
-    if (pieces.empty() || pieces.back().control >= 0) {
+    if (pieces.empty() || pieces.back().control) {
         pieces.emplace_back();
     }
     pieces.back().text += text;
 }
 
-// text is the template's own: what looks like a control token is one.
-void append_template(std::vector<Piece> & pieces, std::string_view text, std::span<const Control> controls) {
-    while (!text.empty()) {
-        size_t at = text.npos;
-        const Control * found = nullptr;
-        for (const Control & control : controls) {
-            const size_t here = text.find(control.text);
-            if (here < at) {  // at one place the longest wins, it comes first
-                at    = here;
-                found = &control;
-            }
-        }
-        append_text(pieces, text.substr(0, at));
-        if (!found) {
-            return;
-        }
-        if (found->lstrip && !pieces.empty() && pieces.back().control < 0) {
-            std::string & before = pieces.back().text;
-            before.erase(before.find_last_not_of(kSpace) + 1);
-        }
-        pieces.push_back({"", found->id});
-        text.remove_prefix(at + found->text.size());
-        if (found->rstrip) {
-            text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
-        }
+void append_control(std::vector<Piece> & pieces, const Control & control) {
+    if (control.lstrip && !pieces.empty() && !pieces.back().control) {
+        std::string & before = pieces.back().text;
+        before.erase(before.find_last_not_of(kSpace) + 1);
     }
+    pieces.push_back({"", &control});
 }
 
-void check_role(const std::string & role) {
-    // The role is put into the template's own text, so it must not be able to carry a control token.
-    const bool plain = std::all_of(role.begin(), role.end(), [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });
-    if (role.empty() || role.size() > 32 || !plain) {
-        throw StageError("bad_prompt", "the role of a message must be a word of lower-case letters");
+// text is the template's own: what looks like a control token is one.
+void append_own(std::vector<Piece> & pieces, std::string_view text, const Controls & controls) {
+    size_t begin = 0;
+    for (size_t at = 0; at < text.size();) {
+        const Control * control = controls.at(text.substr(at));
+        if (!control) {
+            at++;
+            continue;
+        }
+        append_text(pieces, text.substr(begin, at - begin));
+        append_control(pieces, *control);
+        at += control->text.size();
+        begin = at;
     }
+    append_text(pieces, text.substr(begin));
 }
 
 }  // namespace
 
-std::vector<int32_t> chat_tokens(std::span<const Message> messages, const ChatParts & parts) {
-    std::vector<Message> stand_ins;
-    for (size_t i = 0; i < messages.size(); i++) {
-        check_role(messages[i].role);
-        stand_ins.push_back({messages[i].role, sentinel(i)});
+Controls::Controls(std::vector<Control> all) : all_(std::move(all)) {
+    for (size_t i = 0; i < all_.size(); i++) {
+        const std::string & text = all_[i].text;
+        if (!text.empty() && by_text_.emplace(text, i).second) {
+            lengths_[uint8_t(text[0])].push_back(text.size());
+        }
     }
-    const std::string prompt = parts.apply(stand_ins);
-    if (prompt.empty()) {
-        throw StageError("no_chat_template", "the model has no chat template that the engine knows");
+    for (std::vector<size_t> & lengths : lengths_) {
+        std::sort(lengths.begin(), lengths.end(), std::greater<>());
+        lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
     }
+}
 
+const Control * Controls::at(std::string_view text) const {
+    for (const size_t length : lengths_[uint8_t(text[0])]) {
+        if (length <= text.size()) {
+            if (const auto found = by_text_.find(std::string(text.substr(0, length))); found != by_text_.end()) {
+                return &all_[found->second];
+            }
+        }
+    }
+    return nullptr;
+}
+
+std::vector<int32_t> chat_tokens(std::span<const Segment> segments, const Controls & controls,
+                                 const std::function<std::vector<int32_t>(const std::string &)> & tokenize) {
     std::vector<Piece> pieces;
-    std::string_view rest = prompt;
-    for (size_t i = 0; i < messages.size(); i++) {
-        std::string_view mark = stand_ins[i].content, content = messages[i].content;
-        size_t at = rest.find(mark);
-        if (at == rest.npos) {
-            mark    = trim(mark);
-            content = trim(content);
-            at      = rest.find(mark);
-        }
-        if (at == rest.npos) {
-            throw StageError("no_chat_template", "the model's chat template leaves out or reorders messages");
-        }
-        append_template(pieces, rest.substr(0, at), parts.controls);
-        append_text(pieces, content);
-        rest.remove_prefix(at + mark.size());
+    for (const Segment & segment : segments) {
+        segment.own ? append_own(pieces, segment.text, controls) : append_text(pieces, segment.text);
     }
-    append_template(pieces, rest, parts.controls);
-
     std::vector<int32_t> tokens;
     for (const Piece & piece : pieces) {
-        if (piece.control >= 0) {
-            tokens.push_back(piece.control);
+        if (piece.control) {
+            tokens.push_back(piece.control->id);
         } else if (!piece.text.empty()) {
-            const std::vector<int32_t> more = parts.tokenize(piece.text);
+            const std::vector<int32_t> more = tokenize(piece.text);
             tokens.insert(tokens.end(), more.begin(), more.end());
         }
     }

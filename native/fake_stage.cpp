@@ -2,8 +2,8 @@
 // layer and the cache as a model's do, and do not depend on how a prompt is cut or who else is in a batch.
 //
 // The "model" is any file. One that begins with "meshnode-fake L E V" has L layers, E channels and V tokens; another
-// has those of the environment's MESHNODE_FAKE_SHAPE="L E V", else 6 16 300. Token ids below 256 are bytes. With
-// MESHNODE_FAKE_LOG set it logs the size of each batch.
+// has those of the environment's MESHNODE_FAKE_SHAPE="L E V", else 6 16 300. Token ids below 256 are bytes.
+// MESHNODE_FAKE_TEMPLATE is its chat template. With MESHNODE_FAKE_LOG set it logs the size of each batch.
 #include <unistd.h>
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace {
 
 // Ids that make things happen in forward(), for tests of what goes wrong.
 enum Special : int32_t {
-    kEnd = 256, kBegin, kTurn,
+    kEnd = 256, kBegin,
     kAbort = 270,  // abort()
     kSleep,        // 100 ms
     kHang,         // for ever
@@ -148,16 +148,18 @@ class FakeStage final : public Stage {
         return ids;
     }
 
-    std::vector<int32_t> tokenize_chat(std::span<const Message> messages) const override {
+    std::vector<int32_t> tokenize_chat(std::span<const Segment> segments) const override {
         std::vector<int32_t> ids{kBegin};
-        for (const Message & m : messages) {
-            for (const std::string & part : {m.role, m.content}) {
-                const auto more = tokenize(part, false, false);
-                ids.insert(ids.end(), more.begin(), more.end());
-                ids.push_back(kTurn);
-            }
+        for (const Segment & segment : segments) {
+            const auto more = tokenize(segment.text, false, segment.own);
+            ids.insert(ids.end(), more.begin(), more.end());
         }
         return ids;
+    }
+
+    ChatFacts chat_facts() const override {
+        const char * source = std::getenv("MESHNODE_FAKE_TEMPLATE");
+        return {source ? source : "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}", "", "<end>", {"<end>"}};
     }
 
     std::string piece(int32_t token) const override {

@@ -205,11 +205,13 @@ template <class A> void fields(A & ar, Tokenize & m) {
         return ar.text(m.text);
     }
     ar.require(!m.add_special && !m.parse_special, "flags of a text in a chat");
-    ar.array(m.messages, 2 * sizeof(uint32_t), [&](Message & message) {
-        ar.text(message.role), ar.text(message.content);
+    ar.array(m.segments, 1 + sizeof(uint32_t), [&](Segment & segment) {
+        ar(segment.own), ar.text(segment.text);
     });
-    ar.require(!m.messages.empty(), "a chat without messages");
+    ar.require(!m.segments.empty(), "a chat without text");
 }
+
+template <class A> void fields(A &, DescribeChat &) {}
 
 template <class A> void fields(A & ar, Pieces & m) {
     ar.array(m.ids, sizeof(int32_t), ar);
@@ -257,6 +259,11 @@ template <class A> void fields(A & ar, Tokens & m) {
 
 template <class A> void fields(A & ar, PieceList & m) {
     ar.array(m.pieces, sizeof(uint32_t), ar);
+}
+
+template <class A> void fields(A & ar, ChatFactsReply & m) {
+    ar.text(m.facts.source), ar(m.facts.bos), ar(m.facts.eos);
+    ar.array(m.facts.controls, sizeof(uint32_t), ar);
 }
 
 template <class A> void fields(A & ar, Error & m) {

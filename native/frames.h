@@ -41,8 +41,8 @@ constexpr uint32_t kKeepAll       = 0xffffffff;
 uint32_t request_bound(uint64_t n_embd, uint64_t n_ctx, uint64_t max_step);
 
 enum class Kind : uint16_t {
-    load = 1, open, step, truncate, close, tokenize, pieces,
-    hello = 0x80, loaded, opened, stepped, truncated, closed, tokens, piece_list, error = 0xff,
+    load = 1, open, step, truncate, close, tokenize, pieces, describe_chat,
+    hello = 0x80, loaded, opened, stepped, truncated, closed, tokens, piece_list, chat_facts, error = 0xff,
 };
 
 // One frame is wrong, the next can be read.
@@ -105,7 +105,7 @@ struct Tokenize {
     static constexpr Kind kind = Kind::tokenize;
     bool chat = false, add_special = false, parse_special = false;
     std::string          text;      // unless chat
-    std::vector<Message> messages;  // if chat
+    std::vector<Segment> segments;  // if chat
 };
 
 struct Pieces {
@@ -113,7 +113,11 @@ struct Pieces {
     std::vector<int32_t> ids;
 };
 
-using Request = std::variant<Load, Open, Push, Truncate, Close, Tokenize, Pieces>;
+struct DescribeChat {
+    static constexpr Kind kind = Kind::describe_chat;
+};
+
+using Request = std::variant<Load, Open, Push, Truncate, Close, Tokenize, Pieces, DescribeChat>;
 
 // ---- replies
 
@@ -162,12 +166,17 @@ struct PieceList {
     std::vector<std::string> pieces;
 };
 
+struct ChatFactsReply {
+    static constexpr Kind kind = Kind::chat_facts;
+    ChatFacts facts;
+};
+
 struct Error {
     static constexpr Kind kind = Kind::error;
     std::string code, message;
 };
 
-using Reply = std::variant<Hello, LoadedReply, Opened, Stepped, Truncated, Closed, Tokens, PieceList, Error>;
+using Reply = std::variant<Hello, LoadedReply, Opened, Stepped, Truncated, Closed, Tokens, PieceList, ChatFactsReply, Error>;
 
 // ---- bytes
 

@@ -92,25 +92,7 @@ std::vector<Control> controls_of(const llama_vocab * vocab) {
             out.push_back({text, id, bool(attr & LLAMA_TOKEN_ATTR_LSTRIP), bool(attr & LLAMA_TOKEN_ATTR_RSTRIP)});
         }
     }
-    std::stable_sort(out.begin(), out.end(),
-                     [](const Control & a, const Control & b) { return a.text.size() > b.text.size(); });
     return out;
-}
-
-std::string apply_template(const char * tmpl, std::span<const Message> messages) {
-    std::vector<llama_chat_message> chat;
-    size_t size = 256;
-    for (const Message & m : messages) {
-        chat.push_back({m.role.c_str(), m.content.c_str()});
-        size += 2 * (m.role.size() + m.content.size()) + 64;
-    }
-    for (std::string out(size, '\0');; out.resize(size)) {
-        const int32_t n = llama_chat_apply_template(tmpl, chat.data(), chat.size(), true, out.data(), int32_t(out.size()));
-        if (n <= int32_t(out.size())) {
-            return out.substr(0, size_t(std::max(n, 0)));
-        }
-        size = size_t(n);
-    }
 }
 
 // What a slot holds: positions [0, used), all of them computed in these layers.
@@ -213,9 +195,7 @@ class Engine final : public Stage {
 
     std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const override {
         check_tokenizer();
-        if (text.size() > kMostText) {
-            throw StageError("bad_prompt", "the text is too long");
-        }
+        check_length(text.size());
         std::vector<int32_t> out(text.size() + 8);
         int32_t n = llama_tokenize(vocab(), text.data(), int32_t(text.size()), out.data(), int32_t(out.size()),
                                    add_special, parse_special);
@@ -228,22 +208,34 @@ class Engine final : public Stage {
             throw StageError("bad_prompt", "the text cannot be tokenized");
         }
         out.resize(size_t(n));
+        const int32_t bos = llama_vocab_bos(vocab());
+        if (add_special && llama_vocab_get_add_bos(vocab()) && n > 1 && out[0] == bos && out[1] == bos) {
+            out.erase(out.begin());  // the text brought its own
+        }
         return out;
     }
 
-    std::vector<int32_t> tokenize_chat(std::span<const Message> messages) const override {
-        const char * tmpl = llama_model_chat_template(model_.get(), nullptr);
-        if (!tmpl) {
-            throw StageError("no_chat_template", "the model has no chat template");
-        }
-        std::vector<int32_t> out = chat_tokens(
-            messages, {[&](std::span<const Message> m) { return apply_template(tmpl, m); },
-                       [&](const std::string & text) { return tokenize(text, false, false); }, controls_});
+    std::vector<int32_t> tokenize_chat(std::span<const Segment> segments) const override {
+        check_tokenizer();
+        check_length(std::accumulate(segments.begin(), segments.end(), size_t(0),
+                                     [](size_t sum, const Segment & s) { return sum + s.text.size(); }));
+        std::vector<int32_t> out =
+            chat_tokens(segments, controls_, [&](const std::string & text) { return tokenize(text, false, false); });
         const int32_t bos = llama_vocab_bos(vocab());
         if (llama_vocab_get_add_bos(vocab()) && bos >= 0 && (out.empty() || out.front() != bos)) {
             out.insert(out.begin(), bos);
         }
         return out;
+    }
+
+    ChatFacts chat_facts() const override {
+        auto text = [&](int32_t id) { return id < 0 ? "" : llama_vocab_get_text(vocab(), id); };
+        const char * source = llama_model_chat_template(model_.get(), nullptr);
+        ChatFacts facts{source ? source : "", text(llama_vocab_bos(vocab())), text(llama_vocab_eos(vocab())), {}};
+        for (const Control & control : controls_.all()) {
+            facts.controls.push_back(control.text);
+        }
+        return facts;
     }
 
     std::string piece(int32_t token) const override {
@@ -269,7 +261,7 @@ class Engine final : public Stage {
     static constexpr uint32_t kMostCells   = 1 << 24;  // a session: keeps every product of sizes below 2^63
     static constexpr uint32_t kMostThreads = 512;      // GGML_MAX_N_THREADS
     static constexpr uint32_t kSpareFrom   = 8;
-    static constexpr size_t   kMostText    = 1 << 22;  // bytes; more than any context holds
+    static constexpr size_t   kMostText    = 1 << 20;  // bytes: of a prompt that anyone waits for
 
     void load(const LoadOptions & options) {
         const bool invariant = options.numerics == Numerics::invariant;
@@ -318,7 +310,7 @@ class Engine final : public Stage {
         batch_ = llama_n_batch(context_.get());
         slots_.resize(options.n_sessions);
         places_ = Places(options.n_sessions, n_streams);
-        controls_ = controls_of(vocab());
+        controls_ = Controls(controls_of(vocab()));
     }
 
     StageError refused_or(const char * code, const std::string & what) const {
@@ -342,9 +334,7 @@ class Engine final : public Stage {
             loaded_.n_ctx = std::min(loaded_.n_ctx, uint32_t(loaded_.n_ctx_train));
         }
         loaded_.max_step     = std::min({options.max_step, batch_, loaded_.n_ctx});
-        const char * tmpl    = llama_model_chat_template(model_.get(), nullptr);
-        const Message probe{"user", "?"};
-        loaded_.has_template = tmpl && !apply_template(tmpl, std::span(&probe, 1)).empty();
+        loaded_.has_template = llama_model_chat_template(model_.get(), nullptr) != nullptr;
         loaded_.tensor_bytes = llama_model_size(model_.get());
         for (const auto & [type, bytes] : llama_get_memory_breakdown(context_.get())) {
             loaded_.kv_bytes += bytes.context;
@@ -402,6 +392,12 @@ class Engine final : public Stage {
     void check_tokenizer() const {
         if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE) {
             throw StageError("bad_prompt", "the model has no tokenizer");
+        }
+    }
+
+    static void check_length(size_t bytes) {
+        if (bytes > kMostText) {
+            throw StageError("bad_prompt", "the text is longer than " + std::to_string(kMostText) + " bytes");
         }
     }
 
@@ -498,7 +494,7 @@ class Engine final : public Stage {
 
     std::unique_ptr<llama_model, decltype(&llama_model_free)> model_{nullptr, llama_model_free};
     std::unique_ptr<llama_context, decltype(&llama_free)> context_{nullptr, llama_free};
-    std::vector<Control> controls_;
+    Controls controls_;
     std::vector<Slot> slots_;
     Places places_{0, 0};
     uint32_t batch_ = 0;  // rows a call of the engine

@@ -72,9 +72,16 @@ struct StepOutput {
     std::vector<float> logits;    // [n_vocab], empty elsewhere
 };
 
-struct Message {
-    std::string role;
-    std::string content;
+// A stretch of a rendered chat. own: the template put it there, so that what looks like a control token is one.
+struct Segment {
+    bool        own = false;
+    std::string text;
+};
+
+// What rendering a chat takes: the model's template, and the texts of its control tokens as the vocabulary has them.
+struct ChatFacts {
+    std::string source, bos, eos;  // empty where there is none
+    std::vector<std::string> controls;
 };
 
 class Stage {
@@ -98,8 +105,9 @@ class Stage {
 
     // Needs the vocabulary only. parse_special: text such as <|im_end|> becomes its control token.
     virtual std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const = 0;
-    // The model's own chat template, ending with the cue for the assistant's turn. Message text never becomes a control token.
-    virtual std::vector<int32_t> tokenize_chat(std::span<const Message> messages) const = 0;
+    // A rendered chat, begun by exactly one BOS where the model wants it. Text that is not the template's never becomes a control token.
+    virtual std::vector<int32_t> tokenize_chat(std::span<const Segment> segments) const = 0;
+    virtual ChatFacts chat_facts() const = 0;
     virtual std::string piece(int32_t token) const = 0;  // its bytes; empty for control tokens
     virtual bool        is_end(int32_t token) const = 0;
 };

@@ -94,18 +94,31 @@ Json json(const Close & m) {
 }
 
 Json json(const Tokenize & m) {
-    Json j = Json::object({{"text", nullptr}, {"add_special", m.add_special}, {"parse_special", m.parse_special}, {"messages", Json::array()}});
+    Json j = Json::object({{"text", nullptr}, {"add_special", m.add_special}, {"parse_special", m.parse_special}, {"segments", Json::array()}});
     if (!m.chat) {
         j["text"] = m.text;
     }
-    for (const Message & message : m.messages) {
-        j["messages"].push_back(Json::array({message.role, message.content}));
+    for (const Segment & segment : m.segments) {
+        j["segments"].push_back(Json::array({segment.own, segment.text}));
     }
     return j;
 }
 
 Json json(const Pieces & m) {
     return Json::object({{"ids", m.ids}});
+}
+
+Json json(const DescribeChat &) {
+    return Json::object();
+}
+
+Json json(const ChatFactsReply & m) {
+    auto bytes = [](const std::string & s) { return hex(std::as_bytes(std::span(s))); };
+    Json j = Json::object({{"source", m.facts.source}, {"bos", bytes(m.facts.bos)}, {"eos", bytes(m.facts.eos)}, {"controls", Json::array()}});
+    for (const std::string & control : m.facts.controls) {
+        j["controls"].push_back(bytes(control));
+    }
+    return j;
 }
 
 Json json(const Hello & m) {

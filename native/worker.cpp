@@ -185,10 +185,7 @@ class Worker {
     }
 
     Reply handle(const Tokenize & m) {
-        if (m.chat && !stage_->loaded().has_template) {
-            throw StageError("no_chat_template", "the model has no chat template that can be used");
-        }
-        return Tokens{m.chat ? stage_->tokenize_chat(m.messages) : stage_->tokenize(m.text, m.add_special, m.parse_special)};
+        return Tokens{m.chat ? stage_->tokenize_chat(m.segments) : stage_->tokenize(m.text, m.add_special, m.parse_special)};
     }
 
     Reply handle(const Pieces & m) {
@@ -199,6 +196,8 @@ class Worker {
         }
         return list;
     }
+
+    Reply handle(const DescribeChat &) { return ChatFactsReply{stage_->chat_facts()}; }
 
     Reply handle(const Push &) { throw BadFrame("a step by itself"); }  // run() takes them
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..errors import MeshError
 from ..ids import ArtifactId, Layers
 from ..route.lease import LeaseBook
 from ..stage import Holding, Stage
-from ..worker import LoadSpec, Sampling, Worker, open_worker
+from ..worker import ChatTemplate, LoadSpec, Sampling, Worker, open_template, open_worker
 from ..worker.build import worker_path
 
 log = logging.getLogger(__name__)
@@ -108,8 +109,11 @@ class Loading:
         assert self.artifact is not None
         open_again = partial(self._catalogue.open, self.artifact, now_ns=time.time_ns())
         with await trio.to_thread.run_sync(open_again) as file:
-            async with open_worker(binary, self._spec(file), step_timeout=self._config.hop_timeout_s) as running:
-                holding = await self._hold(running)
+            async with (
+                open_worker(binary, self._spec(file), step_timeout=self._config.hop_timeout_s) as running,
+                _template(running) as template,
+            ):
+                holding = await self._hold(running, template)
                 stage.hold(holding)
                 try:
                     self.state, self.worker = "ready", running
@@ -172,7 +176,7 @@ class Loading:
             numerics=config.numerics,
         )
 
-    async def _hold(self, worker: Worker) -> Holding:
+    async def _hold(self, worker: Worker, template: ChatTemplate | None) -> Holding:
         assert self.artifact is not None
         loaded = worker.loaded
         return Holding(
@@ -182,7 +186,17 @@ class Loading:
             book=LeaseBook(loaded.n_sessions, self._config.lease_ttl_s),
             verify=self.verify,
             token_us=await _probe(worker),
+            template=template,
         )
+
+
+@asynccontextmanager
+async def _template(worker: Worker) -> AsyncIterator[ChatTemplate | None]:
+    if worker.loaded.layers[0] > 0 or not worker.loaded.has_template:
+        yield None
+        return
+    async with open_template(await worker.chat_facts()) as template:
+        yield template
 
 
 async def _probe(worker: Worker) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from ..errors import MeshError
 from ..ids import ArtifactId, Layers, PeerId
 from ..route.lease import LeaseBook
 from ..wire.messages import WIRE_VERSION, Contract, Offer
-from ..worker import Worker
+from ..worker import ChatTemplate, Worker
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Holding:
     book: LeaseBook
     verify: Callable[[], Awaitable[None]]
     token_us: int  # measured compute of one position in decode, through all of the holding's layers
+    template: ChatTemplate | None  # of a head whose model has one
 
     @property
     def layers(self) -> Layers:
@@ -73,5 +75,11 @@ class Holding:
             free=max(0, self.book.free),
             pairs=self.pairs(),
             addresses=addresses,
-            chat=self.is_head and loaded.has_template,
+            chat=self.template is not None,
         )
+
+    async def tokenize_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The ids of (role, content) pairs under the model's template, up to where the answer begins."""
+        if self.template is None:
+            raise MeshError("no_chat_template", "the model has no chat template")
+        return await self.worker.tokenize_segments(await self.template.segments(messages))

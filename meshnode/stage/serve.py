@@ -117,7 +117,7 @@ class Stage:
         if ask.text is not None and not ask.chat:
             ids = await worker.tokenize(ask.text, add_special=True, parse_special=True)
         elif ask.chat and ask.text is None:
-            ids = await worker.tokenize_chat([(turn.role, turn.content) for turn in ask.chat])
+            ids = await heads[0].tokenize_chat([(turn.role, turn.content) for turn in ask.chat])
         else:
             raise MeshError("bad_frame", "either a text or a chat is to be tokenized")
         if len(ids) > limit:

@@ -133,8 +133,8 @@ TEXT = _Codec(lambda text: _put_blob(text.encode()), _take_text)
 IDS = _Codec(_put_ids, _take_ids)
 BLOBS = _list_of(BLOB, 4)
 LAYERS = _Codec(lambda pair: _LAYERS_STRUCT.pack(*pair), lambda body: body.unpack(_LAYERS_STRUCT))
-CHAT = _list_of(
-    _Codec(lambda pair: TEXT.put(pair[0]) + TEXT.put(pair[1]), lambda body: (_take_text(body), _take_text(body))), 8
+SEGMENTS = _list_of(
+    _Codec(lambda pair: FLAG.put(pair[0]) + TEXT.put(pair[1]), lambda body: (_take_flag(body), _take_text(body))), 5
 )
 
 _STAMP = struct.Struct("<QQQqq")
@@ -239,10 +239,10 @@ def _decode_stepped(body: _Body) -> Stepped:
 
 def _encode_tokenize(m: Tokenize) -> list[Buffer]:
     chat = m.text is None
-    require(bool(m.messages) if chat else not m.messages, "either a text or messages")
+    require(bool(m.segments) if chat else not m.segments, "either a text or segments")
     require(not (chat and (m.add_special or m.parse_special)), "flags of a text in a chat")
     flags = struct.pack("<???B", chat, m.add_special, m.parse_special, 0)
-    return [flags + (CHAT.put(m.messages) if chat else TEXT.put(m.text))]
+    return [flags + (SEGMENTS.put(m.segments) if chat else TEXT.put(m.text))]
 
 
 def _decode_tokenize(body: _Body) -> Tokenize:
@@ -251,9 +251,9 @@ def _decode_tokenize(body: _Body) -> Tokenize:
     if not chat:
         return Tokenize(_take_text(body), add_special, parse_special)
     require(not (add_special or parse_special), "flags of a text in a chat")
-    messages = CHAT.take(body)
-    require(bool(messages), "a chat without messages")
-    return Tokenize(None, messages=messages)
+    segments = SEGMENTS.take(body)
+    require(bool(segments), "a chat without text")
+    return Tokenize(None, segments=segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +276,7 @@ _KINDS = (
     _Kind(5, say.Close, {"handle": U64}),
     _Kind(6, Tokenize, encode=_encode_tokenize, decode=_decode_tokenize),
     _Kind(7, Pieces, {"ids": IDS}),
+    _Kind(8, say.DescribeChat),
     _Kind(0x80, say.Hello, {"version": U32, "engine": TEXT}),
     _Kind(0x81, say.Loaded, {
         "architecture": TEXT, "layers": LAYERS, "n_layer": I32, "n_embd": I32, "n_vocab": I32, "n_ctx_train": I32,
@@ -288,6 +289,7 @@ _KINDS = (
     _Kind(0x85, say.Closed),
     _Kind(0x86, say.Tokens, {"ids": IDS}),
     _Kind(0x87, say.PieceList, {"pieces": BLOBS}),
+    _Kind(0x88, say.ChatFacts, {"source": TEXT, "bos": BLOB, "eos": BLOB, "controls": BLOBS}),
     _Kind(0xFF, say.Error, {"code": TEXT, "message": TEXT}),
 )  # fmt: skip
 _BY_CLASS = {kind.message: kind for kind in _KINDS}

@@ -88,17 +88,22 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Either text with its flags, or messages: (role, content) pairs for the model's chat template."""
+    """Either text with its flags, or the segments of a rendered chat: (the template's own, text) pairs."""
 
     text: str | None = None
     add_special: bool = False
     parse_special: bool = False
-    messages: tuple[tuple[str, str], ...] = ()
+    segments: tuple[tuple[bool, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeChat:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +179,21 @@ class PieceList:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatFacts:
+    """What rendering a chat takes: the model's template, and control tokens' texts as the vocabulary has them."""
+
+    source: str
+    bos: bytes = b""
+    eos: bytes = b""
+    controls: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     code: str
     message: str
 
 
-Request = Load | Open | Step | Truncate | Close | Tokenize | Pieces
-Reply = Hello | Loaded | Opened | Stepped | Truncated | Closed | Tokens | PieceList | Error
+Request = Load | Open | Step | Truncate | Close | Tokenize | Pieces | DescribeChat
+Reply = Hello | Loaded | Opened | Stepped | Truncated | Closed | Tokens | PieceList | ChatFacts | Error
 Message = Request | Reply

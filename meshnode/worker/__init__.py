@@ -2,5 +2,8 @@
 
 from ..wire.worker_messages import Loaded, Sampled, Sampling, Stepped
 from .conversation import LoadSpec, Worker, open_worker
+from .template import ChatTemplate, open_template
 
-__all__ = ["LoadSpec", "Loaded", "Sampled", "Sampling", "Stepped", "Worker", "open_worker"]
+__all__ = [
+    "ChatTemplate", "LoadSpec", "Loaded", "Sampled", "Sampling", "Stepped", "Worker", "open_template", "open_worker",
+]  # fmt: skip

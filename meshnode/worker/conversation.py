@@ -17,7 +17,7 @@ from ..artifact.files import OpenFile
 from ..errors import MeshError
 from ..wire import worker as wire
 from ..wire import worker_messages as say
-from ..wire.worker_messages import Buffer, Loaded, Sampling, Stepped
+from ..wire.worker_messages import Buffer, ChatFacts, Loaded, Sampling, Stepped
 from .process import Process, describe_exit
 
 logger = logging.getLogger(__name__)
@@ -133,9 +133,13 @@ class Worker:
         """add_special: as a text begins; parse_special: text such as <|im_end|> becomes its control token."""
         return list((await self._ask(say.Tokenize(text, add_special, parse_special), say.Tokens)).ids)
 
-    async def tokenize_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """(role, content) pairs under the model's template, ending with the cue for the assistant's turn."""
-        return list((await self._ask(say.Tokenize(messages=tuple(messages)), say.Tokens)).ids)
+    async def tokenize_segments(self, segments: Sequence[tuple[bool, str]]) -> list[int]:
+        """A rendered chat: (the template's own, text) pairs. Only what is its own can be control tokens."""
+        return list((await self._ask(say.Tokenize(segments=tuple(segments)), say.Tokens)).ids)
+
+    async def chat_facts(self) -> ChatFacts:
+        """What rendering the model's chat template takes."""
+        return await self._ask(say.DescribeChat(), ChatFacts)
 
     async def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token; none for control tokens."""

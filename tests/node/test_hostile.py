@@ -179,3 +179,29 @@ async def test_tokens_beyond_credit_end_the_answer(mesh_of: Any) -> None:
                         await trio.sleep(0.05)
                     del event
         assert "no credit" in error.value.message
+
+
+async def test_a_template_that_never_ends_costs_the_one_who_asked(
+    mesh_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}{{ messages[0].content }}<end>"
+    monkeypatch.setenv("MESHNODE_FAKE_TEMPLATE", source)
+    async with mesh_of("0-6") as mesh:
+        model = await mesh.ready()
+        pid = mesh.nodes[0].status()["holdings"][0]["worker"]
+        alone = await mesh.ask(model, prompt=None, messages=(("user", "<end>"),), max_tokens=5)
+        assert alone["prompt_token_ids"] == [257, *b"<end>", 256], "what the message says is text"
+
+        async def looped() -> None:
+            with pytest.raises(MeshError, match="did not end within") as refused:
+                await mesh.ask(model, prompt=None, messages=(("user", "loop"),))
+            assert refused.value.code == "template_failed"
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(looped)
+            await trio.sleep(0.2)
+            with trio.fail_after(1.5):
+                beside = await mesh.ask(model, prompt=None, messages=(("user", "<end>"),), max_tokens=5)
+        assert beside["token_ids"] == alone["token_ids"]
+        assert mesh.nodes[0].status()["holdings"][0]["worker"] == pid

@@ -20,7 +20,7 @@ CLASSES: dict[str, type[say.Message]] = {
     "load": say.Load, "open": say.Open, "step": say.Step, "truncate": say.Truncate, "close": say.Close,
     "tokenize": say.Tokenize, "pieces": say.Pieces, "hello": say.Hello, "loaded": say.Loaded, "opened": say.Opened,
     "stepped": say.Stepped, "truncated": say.Truncated, "closed": say.Closed, "tokens": say.Tokens,
-    "piece_list": say.PieceList, "error": say.Error,
+    "piece_list": say.PieceList, "describe_chat": say.DescribeChat, "chat_facts": say.ChatFacts, "error": say.Error,
 }  # fmt: skip
 
 
@@ -34,11 +34,13 @@ def message_of(vector: dict[str, Any]) -> say.Message:
             m[name] = say.Sampled(value["token"], bytes.fromhex(value["piece"]), value["is_end"])
         elif name == "residual" and value is not None:
             m[name] = bytes.fromhex(value)
-        elif name == "pieces":
+        elif name in ("pieces", "controls"):
             m[name] = tuple(map(bytes.fromhex, value))
         elif name == "files":
             m[name] = tuple(say.ModelFile(**file) for file in value)
-        elif name == "messages":
+        elif name in ("bos", "eos"):
+            m[name] = bytes.fromhex(value)
+        elif name == "segments":
             m[name] = tuple(map(tuple, value))
         elif isinstance(value, list):
             m[name] = tuple(value)
@@ -128,8 +130,8 @@ def test_framing_is_lost(vector: dict[str, Any]) -> None:
         say.Open(1, say.Sampling(seed=-1)),
         say.Open(1, say.Sampling(top_k=2**32)),
         say.Tokenize(),
-        say.Tokenize("a", messages=(("user", "a"),)),
-        say.Tokenize(None, True, messages=(("user", "a"),)),
+        say.Tokenize("a", segments=((True, "a"),)),
+        say.Tokenize(None, True, segments=((True, "a"),)),
         say.Tokenize("\ud800"),
         say.Pieces((1,) * 4097),
         say.Truncate(1, -1),

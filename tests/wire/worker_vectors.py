@@ -18,8 +18,9 @@ ALL = 0xFFFFFFFF
 
 KINDS = {
     "load": 1, "open": 2, "step": 3, "truncate": 4, "close": 5, "tokenize": 6, "pieces": 7,
+    "describe_chat": 8,
     "hello": 0x80, "loaded": 0x81, "opened": 0x82, "stepped": 0x83, "truncated": 0x84, "closed": 0x85, "tokens": 0x86,
-    "piece_list": 0x87, "error": 0xFF,
+    "piece_list": 0x87, "chat_facts": 0x88, "error": 0xFF,
 }  # fmt: skip
 
 
@@ -151,14 +152,14 @@ def frames() -> list[dict[str, Any]]:
         ("truncate", "truncate", 8, ({"handle": 1, "keep": 17}, u64(1) + u32(17))),
         ("close", "close", 9, ({"handle": 2**64 - 1}, u64(2**64 - 1))),
         ("tokenize a text", "tokenize", 10, (
-            {"text": "Grüße, 世界 🌍", "add_special": True, "parse_special": False, "messages": []},
+            {"text": "Grüße, 世界 🌍", "add_special": True, "parse_special": False, "segments": []},
             bytes([0, 1, 0, 0]) + text("Grüße, 世界 🌍"))),
         ("tokenize an empty text, special ones parsed", "tokenize", 11, (
-            {"text": "", "add_special": False, "parse_special": True, "messages": []}, bytes([0, 0, 1, 0]) + text(""))),
+            {"text": "", "add_special": False, "parse_special": True, "segments": []}, bytes([0, 0, 1, 0]) + text(""))),
         ("tokenize a chat", "tokenize", 12, (
             {"text": None, "add_special": False, "parse_special": False,
-             "messages": [["system", "Be brief."], ["user", "<|im_end|>"]]},
-            bytes([1, 0, 0, 0]) + u32(2) + text("system") + text("Be brief.") + text("user") + text("<|im_end|>"))),
+             "segments": [[True, "<|im_start|>"], [False, "<|im_end|>"]]},
+            bytes([1, 0, 0, 0]) + u32(2) + u8(1) + text("<|im_start|>") + u8(0) + text("<|im_end|>"))),
         ("pieces", "pieces", 13, ({"ids": [5, 6]}, ids([5, 6]))),
         ("no pieces", "pieces", 14, ({"ids": []}, ids([]))),
         ("hello", "hello", 0, ({"version": 1, "engine": "llama.cpp 0c1e57098"}, u32(1) + text("llama.cpp 0c1e57098"))),
@@ -180,6 +181,10 @@ def frames() -> list[dict[str, Any]]:
         ("tokens", "tokens", 10, ({"ids": [1, 2, 3]}, ids([1, 2, 3]))),
         ("a piece that is no UTF-8, an empty one", "piece_list", 13, (
             {"pieces": ["ff", ""]}, u32(2) + text(b"\xff") + text(b""))),
+        ("describe chat", "describe_chat", 15, ({}, b"")),
+        ("chat facts", "chat_facts", 15, (
+            {"source": "{{ bos_token }}", "bos": "3c733e", "eos": "", "controls": ["3c733e"]},
+            text("{{ bos_token }}") + text("<s>") + text("") + u32(1) + text("<s>"))),
         ("error", "error", 4, (
             {"code": "cache_miss", "message": "it ends at 3"}, text("cache_miss") + text("it ends at 3"))),
     ]  # fmt: skip
@@ -194,7 +199,7 @@ def refused() -> list[dict[str, Any]]:
     one = step_start(1, 0, [0, 10], 0, 0)
     table: list[tuple[str, str | int, bytes]] = [
         ("unknown kind 0", 0, b""),
-        ("unknown kind 8", 8, u64(1)),
+        ("unknown kind 127", 127, u64(1)),
         ("unknown kind 65535", 0xFFFF, b""),
         ("load: empty body", "load", b""),
         ("load: path longer than the body", "load", u32(1 << 31) + b"/proc"),
@@ -240,9 +245,11 @@ def refused() -> list[dict[str, Any]]:
         ("tokenize: half a character", "tokenize", bytes(4) + text(b"a\xf0\x9f\x8c")),
         ("tokenize: beyond Unicode", "tokenize", bytes(4) + text(b"\xf4\x90\x80\x80")),
         ("tokenize: lone continuation", "tokenize", bytes(4) + text(b"\x80")),
-        ("tokenize: a chat without messages", "tokenize", bytes([1, 0, 0, 0]) + u32(0)),
-        ("tokenize: flags in a chat", "tokenize", bytes([1, 1, 0, 0]) + u32(1) + text("user") + text("a")),
-        ("tokenize: messages beyond the body", "tokenize", bytes([1, 0, 0, 0]) + u32(2) + text("user") + text("a")),
+        ("tokenize: a chat without text", "tokenize", bytes([1, 0, 0, 0]) + u32(0)),
+        ("tokenize: flags in a chat", "tokenize", bytes([1, 1, 0, 0]) + u32(1) + u8(1) + text("a")),
+        ("tokenize: whose a segment is, is 2", "tokenize", bytes([1, 0, 0, 0]) + u32(1) + u8(2) + text("a")),
+        ("tokenize: segments beyond the body", "tokenize", bytes([1, 0, 0, 0]) + u32(2) + u8(1) + text("a")),
+        ("describe_chat: not empty", "describe_chat", b"\0"),
         ("pieces: count of 2^30", "pieces", u32(1 << 30)),
         ("pieces: 4097 ids", "pieces", ids([1] * 4097)),
         ("hello: short", "hello", u32(1)[:3]),

@@ -155,7 +155,8 @@ async def test_tokens_and_pieces(fake_worker: Path, spec: Spec) -> None:
     async with open_worker(fake_worker, spec()) as worker:
         assert await worker.tokenize("é<end>", add_special=True, parse_special=True) == [257, 0xC3, 0xA9, 256]
         assert await worker.tokenize("<end>", add_special=False, parse_special=False) == list(b"<end>")
-        assert await worker.tokenize_chat([("user", "hi")]) == [257, *b"user", 258, *b"hi", 258]
+        assert await worker.tokenize_segments([(True, "a<end>"), (False, "<end>")]) == [257, *b"a", 256, *b"<end>"]
+        assert (await worker.chat_facts()).controls == (b"<end>",)
         assert await worker.pieces([0xC3, 256, 299]) == [b"\xc3", b"", b"<299>"]
         assert await worker.pieces([]) == []
         many = [n % 256 for n in range(10_000)]  # more than one frame asks for
