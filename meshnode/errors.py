@@ -25,6 +25,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_gguf": (3, "the file is no sound GGUF model", "fetch the file again and compare its SHA-256"),
     "bad_shards": (3, "the set of shards is not whole", "put every shard of one set into one folder"),
     "identity_changed": (3, "the bytes are not those that were identified", "restore the file, or serve it anew"),
+    "not_available": (3, "it can be named, but is not built yet", "see its documentation for what is"),
     "unsupported_architecture": (3, "the engine is not proven for this architecture", "serve another model"),
     "bad_model": (3, "the engine could not load the model", "run `meshnode identify` on the file"),
     "bad_layers": (2, "the layers are not a range of the model", "give A-B with 0 <= A < B <= number of layers"),

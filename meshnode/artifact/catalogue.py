@@ -28,6 +28,8 @@ from .gguf import Summary
 from .identity import Cancelled, OpenArtifact, Progress, check, digests, identity_of, open_artifact
 from .names import match
 
+NAME_DIGITS = 8  # of the identity, in the name of a model that has none
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -40,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An artifact that was checked and identified. sources is for the local operator alone."""
+    """An artifact that was checked and identified. names and sources are for the local operator alone."""
 
     identity: ArtifactId
     summary: Summary
@@ -127,7 +129,7 @@ class Catalogue:
                 return self._open_unchanged(entry, source, now_ns)
             except MeshError as error:
                 if error.code == "unreadable":
-                    raise
+                    raise MeshError("unreadable", f"{entry.name!r} cannot be read") from error
                 changed = error  # gone, incomplete, or other bytes: perhaps another copy is whole
         # peers see this message: it names no path
         raise MeshError("identity_changed", f"{entry.name!r} is no longer what was identified") from changed
@@ -192,9 +194,11 @@ class Catalogue:
             summary = check(artifact)
             parts = self._read(files, known, settled, progress, cancelled)
             self._cache.store_summary(_identity(files, parts), summary)
-        name = summary.name or artifact.stem
+        identity = _identity(files, parts)
+        # peers see the name: it says nothing of the file's
+        name = summary.name or f"{summary.architecture} {identity.partition(':')[2][:NAME_DIGITS]}"
         return Entry(
-            identity=_identity(files, parts),
+            identity=identity,
             summary=replace(summary, name=name),
             names=frozenset(label for label in (name, artifact.stem) if label),
             sources=(Source(artifact.path, artifact.stamps, all(settled)),),

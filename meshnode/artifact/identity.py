@@ -72,7 +72,7 @@ class OpenArtifact:
 
     @property
     def stem(self) -> str:
-        """The file's name without folder, suffix and number: a label where the model has no name of its own."""
+        """The file's name without folder, suffix and number: a label for the local operator."""
         name = shard_name(self.path) if len(self.files) > 1 else None
         return label(name.prefix if name else re.sub(r"\.gguf\Z", "", self.path, flags=re.IGNORECASE))
 
@@ -141,9 +141,9 @@ def check(artifact: OpenArtifact) -> Summary:
 
 
 def describe(artifact: OpenArtifact) -> Summary:
-    """check(), with the file's stem for a name where the bytes give none."""
+    """check(), with a name of its kind where the bytes give none: what the file is called stays with the operator."""
     summary = check(artifact)
-    return summary if summary.name else replace(summary, name=artifact.stem)
+    return summary if summary.name else replace(summary, name=f"{summary.architecture} model")
 
 
 def identify(artifact: OpenArtifact, progress: Progress | None = None, cancelled: Cancelled | None = None) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..artifact.identity import describe, open_artifact
+from ..artifact.policy import Policy
 from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
 from ..errors import MeshError
 from ..ids import Layers
@@ -46,6 +47,13 @@ def _within(name: str) -> click.IntRange:
 )
 @click.option("--context", type=_within("context"), help="Positions a session; 2048 or the model's own if not given.")
 @click.option("--numerics", type=click.Choice(NUMERICS), default=NUMERICS[0], show_default=True)
+@click.option(
+    "--source",
+    type=click.Choice([p.value for p in Policy]),
+    default=Policy.LOCAL_REQUIRED.value,
+    show_default=True,
+    help="Where a model's bytes may come from.",
+)
 @click.option("--lease-ttl", type=click.FloatRange(*LIMITS["lease_ttl_s"]), default=NodeConfig.lease_ttl_s, hidden=True)
 @click.option(
     "--hop-timeout", type=click.FloatRange(*LIMITS["hop_timeout_s"]), default=NodeConfig.hop_timeout_s, hidden=True
@@ -62,6 +70,7 @@ def command(
     sessions: int,
     context: int | None,
     numerics: str,
+    source: str,
     lease_ttl: float,
     hop_timeout: float,
     worker: str | None,
@@ -84,6 +93,8 @@ def command(
         threads=threads,
         numerics=numerics,
     )
+    policy = Policy(source)
+    policy.check_available()
     ranges = layers_option(layers)
     if ranges is not None and len(ranges) > 1:
         raise MeshError("bad_layers", "a node holds one range of a model", hint="give one A-B; run a node for each")
@@ -110,15 +121,15 @@ def command(
     where.create()
     _log_to(where)
     program = built_worker(worker) if models else None
-    trio.run(_serve, where, config, joined, models, held, program, as_json, lifeline)
+    served = [(path_of(model), held, policy) for model in models]
+    trio.run(_serve, where, config, joined, served, program, as_json, lifeline)
 
 
 async def _serve(
     home: Home,
     config: NodeConfig,
     joined: Joining,
-    models: Sequence[str],
-    layers: Layers | None,
+    models: Sequence[tuple[Path, Layers | None, Policy]],
     worker: Path | None,
     as_json: bool,
     lifeline: bool,
@@ -127,7 +138,7 @@ async def _serve(
 
     from ..node import ServeModel, open_node
 
-    served: list[ServeModel] = [ServeModel(path_of(model), layers) for model in models]
+    served: list[ServeModel] = [ServeModel(*model) for model in models]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_node(
             home, config, mesh=joined.mesh, bootstrap=joined.bootstrap, models=served, worker=worker

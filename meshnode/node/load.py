@@ -13,11 +13,12 @@ from typing import Any
 
 import trio
 
-from ..artifact.catalogue import Catalogue
+from ..artifact.catalogue import Catalogue, Entry
 from ..artifact.gguf import Summary
 from ..artifact.identity import OpenArtifact, describe, open_artifact
+from ..artifact.policy import Policies, Policy
 from ..config import NodeConfig
-from ..errors import MeshError
+from ..errors import CODES, MeshError
 from ..ids import ArtifactId, Layers
 from ..route.lease import LeaseBook
 from ..stage import Holding, Stage
@@ -33,19 +34,26 @@ PROBE_STEPS = 4  # decode steps timed before a holding is offered; the first, wh
 
 @dataclass(frozen=True)
 class ServeModel:
-    """What an operator asks to serve. layers None: all of them."""
+    """What an operator asks to serve. layers None: all of them; policy: where its bytes may come from."""
 
     path: Path
     layers: Layers | None = None
+    policy: Policy = Policy.LOCAL_REQUIRED
 
 
 class Loading:
     """One model on its way to being served, and while it is.
 
-    MeshError of its file, or bad_layers, when it is made: before anything is bound.
+    MeshError of its file, not_available or bad_layers when it is made: before anything is bound. policies: of the
+    node's loads.
     """
 
-    def __init__(self, model: ServeModel, config: NodeConfig, catalogue: Catalogue) -> None:
+    def __init__(
+        self, model: ServeModel, config: NodeConfig, catalogue: Catalogue, policies: Policies | None = None
+    ) -> None:
+        model.policy.check_available()
+        self.policy = model.policy
+        self._policies = policies or Policies()
         self._path = model.path
         self._config = config
         self._catalogue = catalogue
@@ -65,6 +73,7 @@ class Loading:
             "name": self.summary.name,
             "layers": [self.layers.begin, self.layers.end],
             "n_layer": self.summary.n_layer,
+            "policy": self.policy.value,
             "state": self.state,
             "worker": self.worker.pid if self.worker else None,
         }
@@ -81,27 +90,32 @@ class Loading:
 
         MeshError when it cannot be loaded at first. A worker that dies later is started again, ever more seldom.
         """
-        pause, ready_once = FIRST_PAUSE_S, False
         try:
             await self._identify()
             binary = worker if worker is not None else await trio.to_thread.run_sync(worker_path)
-            while not self._changed.is_set():
-                began = trio.current_time()
-                try:
-                    fault = await self._serve_once(stage, on_ready, binary)
-                    ready_once = True
-                except MeshError as error:
-                    if not ready_once:
-                        raise
-                    fault = error  # what has served once is tried again, whatever becomes of it; the node stays up
-                self.state, self.error = "failed", fault
-                log.error("layers %s: %s", self.layers, fault)
-                pause = FIRST_PAUSE_S if trio.current_time() - began > LONG_LIFE_S else min(2 * pause, LAST_PAUSE_S)
-                with trio.move_on_after(pause):
-                    await self._changed.wait()
+            assert self.artifact is not None
+            with self._policies.registered(self.artifact, self.policy):
+                await self._keep_serving(stage, on_ready, binary)
         except MeshError as error:
             self.state, self.error = "failed", error
             raise
+
+    async def _keep_serving(self, stage: Stage, on_ready: Callable[[], None], binary: Path) -> None:
+        pause, ready_once = FIRST_PAUSE_S, False
+        while not self._changed.is_set():
+            began = trio.current_time()
+            try:
+                fault = await self._serve_once(stage, on_ready, binary)
+                ready_once = True
+            except MeshError as error:
+                if not ready_once:
+                    raise
+                fault = error  # what has served once is tried again, whatever becomes of it; the node stays up
+            self.state, self.error = "failed", fault
+            log.error("layers %s: %s", self.layers, fault)
+            pause = FIRST_PAUSE_S if trio.current_time() - began > LONG_LIFE_S else min(2 * pause, LAST_PAUSE_S)
+            with trio.move_on_after(pause):
+                await self._changed.wait()
 
     async def _serve_once(self, stage: Stage, on_ready: Callable[[], None], binary: Path) -> MeshError:
         """Until the worker dies, or the file has changed; the reason why it ended."""
@@ -122,7 +136,7 @@ class Loading:
                 finally:
                     self.worker = None
                     with trio.CancelScope(shield=True):
-                        await stage.let_go(holding)
+                        await stage.let_go(holding, self.error)
                 if self.error is not None:
                     return self.error
                 return running.fault or MeshError("worker_died", "the worker ended")
@@ -155,14 +169,17 @@ class Loading:
         def progress(done: int, size: int) -> None:
             self.progress = done / size
 
-        def work() -> ArtifactId:
+        def work() -> Entry:
             add = self._catalogue.add
-            return add(self._path, now_ns=time.time_ns(), progress=progress, cancelled=lambda: stop).identity
+            return add(self._path, now_ns=time.time_ns(), progress=progress, cancelled=lambda: stop)
 
         try:
-            self.artifact = await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]
+            entry = await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]
+        except MeshError as error:  # status and logs show what becomes of it, and no path
+            raise MeshError(error.code, f"{self.summary.name!r}: {CODES[error.code][1]}", hint=error.hint) from error
         finally:
             stop = True  # a thread cannot be cancelled; this ends it within one chunk
+        self.artifact, self.summary = entry.identity, entry.summary
 
     def _spec(self, file: OpenArtifact) -> LoadSpec:
         config = self._config

@@ -17,6 +17,7 @@ from ..api.control import serve_control
 from ..api.requests import RunRequest
 from ..artifact.cache import IdentityCache
 from ..artifact.catalogue import Catalogue
+from ..artifact.policy import Policies
 from ..client import Ask, Client
 from ..config import MAX_REMEMBERED, Home, KnownMesh, Mesh, NodeConfig
 from ..errors import MeshError, root_cause
@@ -203,7 +204,8 @@ async def open_node(
         cache = IdentityCache(kept.catalogue_path if kept is not None else ":memory:")
         held.callback(cache.close)
         catalogue = Catalogue(cache)
-        loadings = [Loading(model, config, catalogue) for model in models]
+        policies = Policies()
+        loadings = [Loading(model, config, catalogue, policies) for model in models]
         key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
         membership = Membership(mesh.mesh_id, mesh.secret)
         known = usable(bootstrap)

@@ -87,10 +87,10 @@ class Stage:
     def hold(self, holding: Holding) -> None:
         self.holdings.append(holding)
 
-    async def let_go(self, holding: Holding) -> None:
-        """No new leases; the sessions that are on it are told, and ended."""
+    async def let_go(self, holding: Holding, why: MeshError | None = None) -> None:
+        """No new leases; the sessions that are on it are told why, and ended."""
         self.holdings.remove(holding)
-        fault = holding.worker.fault or MeshError("hop_failed", "the node stops serving these layers")
+        fault = holding.worker.fault or why or MeshError("hop_failed", "the node stops serving these layers")
         for hop in [h for h in self.hops.values() if self._by_lease[h.lease.lease] is holding]:
             with trio.move_on_after(LET_GO_S):
                 await hop.fail(self._key.peer, fault)

@@ -153,6 +153,7 @@ def test_disk_that_fails_is_not_taken_for_a_change(
         with pytest.raises(MeshError) as caught:
             catalogue.verify(entry.identity, now_ns=now_ns)
     assert code_of(caught) == "unreadable"
+    assert caught.value.message == "'tiny' cannot be read"
     assert catalogue.verify(entry.identity, now_ns=now_ns) == entry
 
 
@@ -251,12 +252,16 @@ def test_file_that_just_changed_is_not_kept(tmp_path: Path, tiny_file: Path, mon
     assert reads.hashed == 4
 
 
-def test_same_bytes_elsewhere_keep_their_own_label(tmp_path: Path, now_ns: int) -> None:
+def test_a_file_s_name_is_a_label_here_and_shown_nowhere(tmp_path: Path, now_ns: int) -> None:
     body = model_bytes(Tiny(n_layer=1, name=""))
+    shown = set()
     for name in ("one", "two"):
         (tmp_path / f"{name}.gguf").write_bytes(body)
         catalogue = Catalogue(IdentityCache(tmp_path / "c.sqlite"))
-        assert catalogue.add(tmp_path / f"{name}.gguf", now_ns=now_ns).name == name
+        entry = catalogue.add(tmp_path / f"{name}.gguf", now_ns=now_ns)
+        assert catalogue.resolve(name) is entry
+        shown.add(entry.name)
+    assert shown == {f"llama {entry.identity[7:15]}"}
 
 
 def test_numbers_of_64_bits_are_kept() -> None:

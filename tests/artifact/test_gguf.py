@@ -117,7 +117,7 @@ def test_tokenizer_that_falls_back_to_bytes_needs_all_of_them(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("given", "shown"),
     [("Tiny", "Tiny"), ("/home/ann/models/secret/Tiny.gguf", "Tiny.gguf"), (r"C:\ann\Tiny", "Tiny"),
-     ("a\nb\x1b[31m", "a?b?[31m"), ("  ", "file stem"), ("x" * 500, "x" * 128)],
+     ("a\nb\x1b[31m", "a?b?[31m"), ("  ", "llama model"), ("x" * 500, "x" * 128)],
 )  # fmt: skip
 def test_name_is_a_label_without_path_or_control(tmp_path: Path, given: str, shown: str) -> None:
     path = tmp_path / "file stem.gguf"
