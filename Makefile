@@ -13,7 +13,7 @@ SEED ?= 1
 PROMPTS ?= 20
 ROUNDS ?= 20
 
-.PHONY: help setup worker model demo lint test soak exact bench-mesh parity-upstream clean
+.PHONY: help setup worker model demo lint test soak exact arch-sweep bench-mesh parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make lint             style, types, floors, generated documents"
 	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
+	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
 	@echo "make clean            forget .venv and build/"
@@ -55,6 +56,8 @@ lint: $(STAMP)
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@mkdir -p build && .venv/bin/lint-imports --no-cache >build/floors 2>&1 || { cat build/floors; exit 1; }
+	@$(PY) -m meshnode.artifact.architectures --check || \
+		{ echo "docs/architectures.md is not current: python -m meshnode.artifact.architectures" >&2; exit 1; }
 	@$(PY) -m meshnode.errors --check || { echo "docs/errors.md is not current: python -m meshnode.errors" >&2; exit 1; }
 
 # two at a time: a file's tests stay together, for they share labs
@@ -67,6 +70,9 @@ soak: worker model
 # Programs among the tests, which import what lies in fixtures/
 exact: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.live.exactness --seed $(SEED) --prompts $(PROMPTS)
+
+arch-sweep: $(STAMP)
+	@$(PY) -m tests.live.arch_sweep $(ARGS)
 
 bench-mesh: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.bench.mesh

@@ -27,6 +27,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "identity_changed": (3, "the bytes are not those that were identified", "restore the file, or serve it anew"),
     "not_available": (3, "it can be named, but is not built yet", "see its documentation for what is"),
     "unsupported_architecture": (3, "the engine is not proven for this architecture", "serve another model"),
+    "unproven_numerics": (3, "such numerics are not proven for these weights", "serve them with the other --numerics"),
     "bad_model": (3, "the engine could not load the model", "run `meshnode identify` on the file"),
     "bad_layers": (2, "the layers are not a range of the model", "give A-B with 0 <= A < B <= number of layers"),
     "out_of_memory": (6, "memory does not suffice", "hold fewer layers, sessions or a shorter context"),

@@ -11,7 +11,8 @@ struct Certificate {
     std::string_view architecture;
     bool             truncate;   // a session can keep any number of its positions, or else none
     int              planes;     // values that make up a position
-    uint64_t         invariant;  // bits of the ggml types of weights with which Numerics::invariant holds
+    uint64_t         invariant;  // bits of the ggml types of weights with which Numerics::invariant holds ...
+    uint64_t         fast;       // ... and with which Numerics::fast is exact at every cut
 };
 
 struct Refusal {

@@ -1,6 +1,7 @@
 #include "facts.h"
 
 #include <memory>
+#include <string_view>
 
 #include "gguf.h"
 #include "stage.h"
@@ -41,21 +42,27 @@ void describe(const gguf_context * file, FileFacts & facts) {
     if (facts.n_layer < 1 || facts.n_layer > kMostLayers) {
         throw StageError("bad_model", "the file does not say how many layers it has");
     }
+    const int64_t original = read_number(file, facts.architecture + ".rope.scaling.original_context_length");
+    facts.rope_short_to    = original ? original : read_number(file, facts.architecture + ".context_length");
 }
 
 }  // namespace
 
 FileFacts read_facts(const std::vector<std::string> & paths) {
     FileFacts facts;
+    bool has_two = false;
     for (const std::string & path : paths) {
         const File file(path);
         if (facts.n_layer == 0) {
             describe(file.gguf.get(), facts);
         }
         for (int64_t i = 0; i < gguf_get_n_tensors(file.gguf.get()); i++) {
+            const std::string_view name = gguf_get_tensor_name(file.gguf.get(), i);
             facts.types.insert(gguf_get_tensor_type(file.gguf.get(), i));
+            has_two = has_two || name.find("rope_factors_long") != std::string_view::npos;
         }
     }
+    facts.rope_short_to = has_two ? facts.rope_short_to : 0;
     return facts;
 }
 

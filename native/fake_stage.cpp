@@ -75,6 +75,7 @@ class FakeStage final : public Stage {
         loaded_.recipe       = o.numerics == Numerics::fast ? R"({"engine":"fake","numerics":"fast"})"
                                                             : R"({"engine":"fake","numerics":"invariant"})";
         loaded_.fingerprint  = std::string(64, o.numerics == Numerics::fast ? 'f' : 'a');
+        loaded_.certificate  = R"({"invariant":true,"planes":1,"truncate":"any"})";
         slots_.resize(o.n_sessions);
     }
 

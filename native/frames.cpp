@@ -227,7 +227,7 @@ template <class A> void fields(A & ar, LoadedReply & m) {
     ar.text(l.architecture);
     fields(ar, l.layers);
     ar(l.n_layer), ar(l.n_embd), ar(l.n_vocab), ar(l.n_ctx_train), ar(l.n_sessions), ar(l.n_ctx), ar(l.max_step);
-    ar(l.has_template), ar(l.tensor_bytes), ar(l.kv_bytes), ar.text(l.recipe), ar.text(l.fingerprint);
+    ar(l.has_template), ar(l.tensor_bytes), ar(l.kv_bytes), ar.text(l.recipe), ar.text(l.fingerprint), ar.text(l.certificate);
 }
 
 template <class A> void fields(A &, Opened &) {}

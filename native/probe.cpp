@@ -157,7 +157,7 @@ std::vector<std::string> features() {
 
 }  // namespace
 
-std::string recipe(Numerics numerics, const std::string & kv, bool repack, bool flash_attention) {
+std::string recipe(Numerics numerics, const std::string & kv, bool repack, bool flash_attention, const std::string & rope) {
     auto boolean = [](bool value) { return value ? "true" : "false"; };
     std::string isa;
     for (const std::string & name : features()) {
@@ -167,7 +167,7 @@ std::string recipe(Numerics numerics, const std::string & kv, bool repack, bool 
            ",\"flash_attention\":" + boolean(flash_attention) + ",\"isa\":[" + isa +
            "],\"kv\":" + json(kv) +
            ",\"numerics\":" + json(numerics == Numerics::invariant ? "invariant" : "fast") +
-           ",\"patches\":" + json(MESHNODE_ENGINE_PATCHES) + ",\"repack\":" + boolean(repack) + "}";
+           ",\"patches\":" + json(MESHNODE_ENGINE_PATCHES) + ",\"repack\":" + boolean(repack) + (rope.empty() ? "" : ",\"rope\":" + json(rope)) + "}";
 }
 
 std::string fingerprint(const std::set<int> & types, bool flash_attention) {

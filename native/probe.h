@@ -9,7 +9,8 @@
 namespace meshnode {
 
 // Canonical JSON: engine and patches, CPU features of the build, kernels, KV type.
-std::string recipe(Numerics numerics, const std::string & kv, bool repack, bool flash_attention);
+// rope: which rotary factors of several the engine chose for the context that was asked for; empty when there is no choice.
+std::string recipe(Numerics numerics, const std::string & kv, bool repack, bool flash_attention, const std::string & rope);
 
 // A fixed small computation whose bits tell builds and machines apart that round differently: hex SHA-256 over the
 // results of the operations that transformers are made of, on fixed pseudo-random inputs.

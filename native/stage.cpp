@@ -106,9 +106,8 @@ class Engine final : public Stage {
     explicit Engine(const LoadOptions & options) {
         Log::get().clear();
         const FileFacts facts = read_facts(options.paths);
-        if (!options.unproven && !certificate_of(facts.architecture)) {
-            throw StageError("unsupported_architecture", "architecture '" + facts.architecture + "' is refused: " +
-                                                             std::string(refusal_of(facts.architecture)));
+        if (!options.unproven) {
+            check_proven(facts, options.numerics);
         }
         const Layers held = {options.layers.begin, options.layers.end < 0 ? int32_t(facts.n_layer) : options.layers.end};
         if (held.begin < 0 || held.begin >= held.end || held.end > facts.n_layer) {
@@ -171,7 +170,7 @@ class Engine final : public Stage {
         if (keep >= s.used) {
             return;
         }
-        if (!llama_memory_seq_rm(memory(), stream(slot), keep, -1)) {
+        if ((keep > 0 && !truncates_) || !llama_memory_seq_rm(memory(), stream(slot), keep, -1)) {
             throw StageError("cache_miss", "the architecture can only forget a whole session");
         }
         s.used = keep;
@@ -263,6 +262,24 @@ class Engine final : public Stage {
     static constexpr uint32_t kSpareFrom   = 8;
     static constexpr size_t   kMostText    = 1 << 20;  // bytes: of a prompt that anyone waits for
 
+    void check_proven(const FileFacts & facts, Numerics numerics) {
+        const Certificate * certificate = certificate_of(facts.architecture);
+        if (!certificate) {
+            throw StageError("unsupported_architecture", "architecture '" + facts.architecture + "' is refused: " +
+                                                             std::string(refusal_of(facts.architecture)));
+        }
+        const bool invariant = numerics == Numerics::invariant;
+        for (int type : facts.types) {
+            if (type > 63 || !((invariant ? certificate->invariant : certificate->fast) >> type & 1)) {
+                throw StageError("unproven_numerics", std::string(invariant ? "invariant" : "fast") +
+                                                          " numerics are not proven for the architecture '" +
+                                                          facts.architecture + "' with weights of type " +
+                                                          ggml_type_name(ggml_type(type)));
+            }
+        }
+        truncates_ = certificate->truncate;
+    }
+
     void load(const LoadOptions & options) {
         const bool invariant = options.numerics == Numerics::invariant;
 
@@ -282,6 +299,10 @@ class Engine final : public Stage {
             throw StageError("bad_model", Log::get().first("the engine cannot load the model"));
         }
 
+        if (llama_model_is_diffusion(model_.get()) || llama_model_has_encoder(model_.get())) {
+            throw StageError("unsupported_architecture", "it does not write from left to right");
+        }
+
         // Positions beyond those it was trained on are nonsense to a model, and a fatal error to some.
         const int32_t trained = llama_model_n_ctx_train(model_.get());
         const uint32_t cells  = trained > 0 ? std::min(options.n_ctx, uint32_t(trained)) : options.n_ctx;
@@ -289,7 +310,8 @@ class Engine final : public Stage {
         // A stream to spare lets full ones change places. Few sessions are not worth its memory.
         const uint32_t n_streams =
             options.n_sessions + (options.n_sessions >= kSpareFrom && options.n_sessions < llama_max_parallel_sequences());
-        batch_ = std::max(options.max_step, n_streams);
+        // As many positions of each stream, or some architectures abort when the engine plans its memory.
+        batch_ = (std::max(options.max_step, n_streams) + n_streams - 1) / n_streams * n_streams;
         llama_context_params cp = llama_context_default_params();
         cp.n_seq_max       = n_streams;
         cp.n_ctx           = uint32_t(std::min<uint64_t>(uint64_t(cells) * n_streams, UINT32_MAX / 2));
@@ -339,7 +361,13 @@ class Engine final : public Stage {
         for (const auto & [type, bytes] : llama_get_memory_breakdown(context_.get())) {
             loaded_.kv_bytes += bytes.context;
         }
-        loaded_.recipe      = recipe(options.numerics, ggml_type_name(kKvType), fast, fast);
+        const auto positions = llama_model_rope_type(model_.get());
+        const bool planes = positions == LLAMA_ROPE_TYPE_MROPE || positions == LLAMA_ROPE_TYPE_IMROPE;
+        loaded_.certificate = std::string("{\"invariant\":") + (fast ? "false" : "true") + ",\"planes\":" +
+                              (planes ? "4" : "1") + ",\"truncate\":\"" + (truncates_ ? "any" : "none") + "\"}";
+        const char * rope   = facts.rope_short_to == 0 ? "" :
+                              int64_t(llama_n_ctx_seq(context_.get())) > facts.rope_short_to ? "long" : "short";
+        loaded_.recipe      = recipe(options.numerics, ggml_type_name(kKvType), fast, fast, rope);
         loaded_.fingerprint = fingerprint(facts.types, fast);
     }
 
@@ -498,6 +526,7 @@ class Engine final : public Stage {
     std::vector<Slot> slots_;
     Places places_{0, 0};
     uint32_t batch_ = 0;  // rows a call of the engine
+    bool truncates_ = true;
     Loaded loaded_;
 };
 

@@ -53,6 +53,7 @@ struct Loaded {
     bool        has_template = false;
     uint64_t    tensor_bytes = 0;  // of owned tensors, as stored in the file
     uint64_t    kv_bytes     = 0;
+    std::string certificate;  // canonical JSON: what is proven of this architecture, with these weights and numerics
     std::string recipe;       // canonical JSON: all that fixes this build's and this load's numbers
     std::string fingerprint;  // hex SHA-256 of the bits of a fixed probe
 };
@@ -86,7 +87,7 @@ struct ChatFacts {
 
 class Stage {
   public:
-    // Throws StageError: bad_model, unsupported_architecture, bad_layers, out_of_memory.
+    // Throws StageError: bad_model, unsupported_architecture, unproven_numerics, bad_layers, out_of_memory.
     static std::unique_ptr<Stage> open(const LoadOptions & options);
     virtual ~Stage() = default;
 
@@ -99,7 +100,7 @@ class Stage {
     virtual std::vector<StepOutput> forward(std::span<const Step> steps, Layers effective) = 0;
 
     virtual int32_t used(uint32_t slot) const = 0;               // positions in the cache
-    virtual void    truncate(uint32_t slot, int32_t keep) = 0;   // 0 empties it
+    virtual void    truncate(uint32_t slot, int32_t keep) = 0;   // 0 empties it; more only where the certificate says so
     // What `to` holds becomes the first `keep` positions of `from`, with their cache: nothing is computed again.
     virtual void    fork(uint32_t from, uint32_t to, int32_t keep) = 0;
 

@@ -1,10 +1,13 @@
-// test_exact MODEL [--jobs N] [--prompt N] [--fast] [--unproven] [--cut C]...
+// test_exact MODEL [--jobs N] [--prompt N] [--fast] [--unproven] [--certify] [--cut C]...
 //
 // Whatever the cut, a chain of two stages computes the very bits of the whole model: at every cut C of the model (or
 // at those given), in one prefill, in a chunked prefill and in decode, the residual of [0, C) and the logits of
 // [0, C) + [C, n) are compared with those of the whole model, and the maximum absolute difference has to be 0.
 // Then: effective ranges within one holding, a prompt at once against position by position, and sessions computed
 // together against each of them alone.
+//
+// --certify: for the sweep over architectures. One thread each, and a last line of JSON: whether it is exact at every
+// cut, whether invariant, what of a session can be kept, and what the engine said of it.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -36,6 +39,7 @@ struct Arguments {
     int         prompt  = 12;
     Numerics    numerics = Numerics::invariant;
     bool             unproven = false;
+    bool             certify  = false;
     std::vector<int> cuts;
 };
 
@@ -63,6 +67,8 @@ class Report {
             std::printf("FAIL %s: max |difference| %g\n", what.c_str(), d);
         }
     }
+    int failed() const { return failed_; }
+    double most() const { return std::isfinite(most_) ? most_ : 1e9; }  // JSON has no infinity
     int finish() const {
         std::printf("%s: %d comparisons, max |difference| %g\n", failed_ ? "FAIL" : "ok", count_, most_);
         return failed_ || count_ == 0 ? 1 : 0;
@@ -189,9 +195,6 @@ void compare_cut(Report & report, const Arguments & args, Stage & whole, const s
     const Values inner = prefill(whole, {0, cut}, args.prompt);
     report.note(name + " residual", difference(inner, Values(boundary[0].residual.begin(),
                                                              boundary[0].residual.begin() + std::ptrdiff_t(inner.size()))));
-    if (args.numerics == Numerics::invariant) {
-        report.note(name + " residual, chunked or not", difference(boundary[0].residual, boundary[1].residual));
-    }
 }
 
 // Cuts side by side, each job with a whole model of its own. Jobs have one thread each and the reference has two: the
@@ -223,10 +226,48 @@ void compare_inner(Report & report, const Arguments & args, Stage & whole, const
     compare_logits(report, "within one holding", run(whole, {b, n}, args, &y), reference);
 }
 
-// What a prompt leaves at the last border, computed at once and position by position.
-void compare_prefill(Report & report, Stage & whole) {
-    const Layers range = {0, whole.loaded().n_layer - 1};
-    report.note("at once and one by one", difference(prefill(whole, range, kStep), prefill(whole, range, kStep, 1)));
+// What a prompt leaves at each border, computed at once, in chunks, and position by position.
+void compare_prefill(Report & report, Stage & whole, const std::vector<int> & cuts) {
+    for (int cut : cuts) {
+        const Values once = prefill(whole, {0, cut}, kStep);
+        for (int chunk : {7, 1}) {
+            report.note("cut " + std::to_string(cut) + " at once and in chunks of " + std::to_string(chunk),
+                        difference(once, prefill(whole, {0, cut}, kStep, chunk)));
+        }
+    }
+}
+
+// Whether a session that was taken back, or forked, goes on as if it had never been longer.
+void compare_kept(Report & report, Stage & whole, bool & truncates) {
+    const Layers all = whole.loaded().layers;
+    auto push = [&](uint32_t slot, int session, int n) {
+        const Text text(whole, session, whole.used(slot), n);
+        Step step;
+        step.slot        = slot;
+        step.first_pos   = whole.used(slot);
+        step.tokens      = text.ids;
+        step.want_logits = true;
+        return whole.forward(std::span(&step, 1), all)[0].logits;
+    };
+    for (int keep : {1, 31, 33, 47}) {  // about the window of the sweep's models
+        whole.truncate(0, 0);
+        push(0, 0, keep);
+        const Values straight = push(0, 0, 48 - keep);
+        for (int more : {1, 40}) {
+            whole.truncate(1, 0);
+            push(1, 0, keep);
+            push(1, 1, more);
+            try {
+                whole.truncate(1, keep);
+            } catch (const StageError &) {
+                truncates = false;
+                continue;
+            }
+            report.note("truncated to " + std::to_string(keep), difference(push(1, 0, 48 - keep), straight));
+        }
+        whole.fork(0, 1, 48);
+        report.note("forked at 48", difference(push(1, 0, 3), push(0, 0, 3)));
+    }
 }
 
 // Sessions of different lengths, prefilled and decoded alone and then together, beside one that is so long that
@@ -275,6 +316,23 @@ void compare_sessions(Report & report, const Arguments & args) {
     }
 }
 
+int certify(const Arguments & args, const std::vector<int> & cuts, Stage & whole, const std::vector<Trace> & reference) {
+    Report exact, kept, invariant;
+    bool truncates = true;
+    compare_cuts(exact, args, reference, cuts);
+    compare_inner(exact, args, whole, reference);
+    compare_kept(kept, whole, truncates);
+    if (args.numerics == Numerics::invariant) {
+        compare_prefill(invariant, whole, cuts);
+        compare_sessions(invariant, args);
+    }
+    const Loaded & loaded = whole.loaded();
+    std::printf("{\"architecture\": \"%s\", \"certificate\": %s, \"exact\": %s, \"invariant\": %s, \"drift\": %g, \"kept\": %s, \"truncates\": %s}\n",
+                loaded.architecture.c_str(), loaded.certificate.c_str(), exact.failed() ? "false" : "true",
+                invariant.failed() ? "false" : "true", invariant.most(), kept.failed() ? "false" : "true", truncates ? "true" : "false");
+    return exact.failed() || kept.failed() ? 1 : 0;
+}
+
 Arguments parse(int argc, char ** argv) {
     Arguments args;
     for (int i = 1; i < argc; i++) {
@@ -288,6 +346,9 @@ Arguments parse(int argc, char ** argv) {
             args.numerics = Numerics::fast;
         } else if (arg == "--unproven") {
             args.unproven = true;
+        } else if (arg == "--certify") {
+            args.certify = args.unproven = true;
+            args.jobs = 1;
         } else if (arg == "--cut") {
             args.cuts.push_back(number());
         } else {
@@ -295,7 +356,7 @@ Arguments parse(int argc, char ** argv) {
         }
     }
     if (args.model.empty() || args.prompt < 1 || args.prompt > kStep) {
-        std::fprintf(stderr, "usage: test_exact MODEL [--jobs N] [--prompt 1..64] [--fast] [--unproven] [--cut C]...\n");
+        std::fprintf(stderr, "usage: test_exact MODEL [--jobs N] [--prompt 1..64] [--fast] [--unproven] [--certify] [--cut C]...\n");
         std::exit(2);
     }
     return args;
@@ -307,7 +368,7 @@ int main(int argc, char ** argv) {
     const Arguments args = parse(argc, argv);
     Report report;
     try {
-        auto whole = open(args, {0, -1}, 2);
+        auto whole = open(args, {0, -1}, args.certify ? 1 : 2);
         const Loaded & loaded = whole->loaded();
         std::printf("%s, %d layers, %s\nfingerprint %s\n", loaded.architecture.c_str(), loaded.n_layer, loaded.recipe.c_str(),
                     loaded.fingerprint.c_str());
@@ -316,10 +377,13 @@ int main(int argc, char ** argv) {
         for (int cut = 1; args.cuts.empty() && cut < loaded.n_layer; cut++) {
             cuts.push_back(cut);
         }
+        if (args.certify) {
+            return certify(args, cuts, *whole, reference);
+        }
         compare_cuts(report, args, reference, cuts);
         compare_inner(report, args, *whole, reference);
         if (args.numerics == Numerics::invariant) {  // the fast kernels do not promise it
-            compare_prefill(report, *whole);
+            compare_prefill(report, *whole, {loaded.n_layer - 1});
             whole.reset();
             compare_sessions(report, args);
         }

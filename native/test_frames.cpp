@@ -130,7 +130,8 @@ Json json(const LoadedReply & m) {
     return Json::object({{"architecture", l.architecture}, {"layers", range(l.layers)}, {"n_layer", l.n_layer}, {"n_embd", l.n_embd},
             {"n_vocab", l.n_vocab}, {"n_ctx_train", l.n_ctx_train}, {"n_sessions", l.n_sessions}, {"n_ctx", l.n_ctx},
             {"max_step", l.max_step}, {"has_template", l.has_template}, {"tensor_bytes", l.tensor_bytes},
-            {"kv_bytes", l.kv_bytes}, {"recipe", l.recipe}, {"fingerprint", l.fingerprint}});
+            {"kv_bytes", l.kv_bytes}, {"recipe", l.recipe}, {"fingerprint", l.fingerprint},
+            {"certificate", l.certificate}});
 }
 
 Json json(const Opened &) {

@@ -281,7 +281,7 @@ _KINDS = (
     _Kind(0x81, say.Loaded, {
         "architecture": TEXT, "layers": LAYERS, "n_layer": I32, "n_embd": I32, "n_vocab": I32, "n_ctx_train": I32,
         "n_sessions": U32, "n_ctx": U32, "max_step": U32, "has_template": FLAG, "tensor_bytes": U64, "kv_bytes": U64,
-        "recipe": TEXT, "fingerprint": TEXT,
+        "recipe": TEXT, "fingerprint": TEXT, "certificate": TEXT,
     }),
     _Kind(0x82, say.Opened),
     _Kind(0x83, Stepped, encode=_encode_stepped, decode=_decode_stepped),

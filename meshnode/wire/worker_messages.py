@@ -130,6 +130,7 @@ class Loaded:
     kv_bytes: int
     recipe: str
     fingerprint: str
+    certificate: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Builds the worker from the pinned engine and our sources, once a machine.
 
-    python -m meshnode.worker.build [--target worker|tests|upstream] [--print-path]
+    python -m meshnode.worker.build [--target worker|tests|sweep|upstream] [--print-path]
 
 Two levels lie in the cache, `engine/` below config.cache_dir(), each folder named by a hash of all that decides its
 content: the engine's static libraries (pin, patches, flags, compiler, CPU features), and what is linked with them
@@ -41,6 +41,7 @@ HEADERS = ("include/*.h", "ggml/include/*.h", "src/llama-ext.h")  # flat in incl
 TARGETS = {  # what is built: executables, whether the engine is patched
     "worker": (("meshnode-worker",), True),
     "tests": (("test_exact", "test_stage", "greedy"), True),
+    "sweep": (("test_exact", "test_requantize", "make_models"), True),
     "upstream": (("parity_upstream",), False),
 }
 NOT_THE_WORKER = ("test_", "fake_", "greedy", "parity_")  # sources whose change leaves the worker as it is
@@ -152,6 +153,8 @@ class Builder:
             names = [p for p in names if not p.name.startswith(NOT_THE_WORKER)]
         sources = [(p.name, p.read_text(encoding="utf-8")) for p in names]
         sources.append(("certificates.inc", architectures.header()))
+        if self.target == "sweep":
+            sources += [(p.name, p.read_text(encoding="utf-8")) for p in sorted((NATIVE / "generator").glob("*.h"))]
         return self.root / f"{self.target}-{_digest([LAYOUT, self.engine.name, self.target, sources])[:16]}"
 
     def build(self) -> Path:
@@ -176,13 +179,7 @@ class Builder:
                 made.rename(folder)
 
     def _build_engine(self, out: Path) -> None:
-        source = out.parent / "source"
-        _unpack(self._sdist(), self.pin.source, source)
-        for path in self.patches:
-            try:
-                apply(path.read_text(encoding="utf-8"), source)
-            except PatchError as error:
-                raise MeshError("build_failed", f"{path.name} does not apply: {error}") from error
+        self._unpack_patched(source := out.parent / "source")
         made = out.parent / "build"
         self._cmake("engine", source, made, self.pin.cmake, ("llama",))
         (out / "lib").mkdir()
@@ -192,6 +189,14 @@ class Builder:
         for pattern in HEADERS:
             for header in source.glob(pattern):
                 shutil.copy2(header, out / "include" / header.name)
+
+    def _unpack_patched(self, source: Path) -> None:
+        _unpack(self._sdist(), self.pin.source, source)
+        for path in self.patches:
+            try:
+                apply(path.read_text(encoding="utf-8"), source)
+            except PatchError as error:
+                raise MeshError("build_failed", f"{path.name} does not apply: {error}") from error
 
     def _build_target(self, out: Path) -> None:
         executables = TARGETS[self.target][0]
@@ -204,9 +209,15 @@ class Builder:
             "ENGINE_PIN": f"{self.pin.package} {self.pin.version} {self.pin.sha256[:16]}",
             "ENGINE_PATCHES": self.patches_digest[:16],
         }
+        if self.target == "sweep":  # the engine's generator of test models is no part of its libraries
+            self._unpack_patched(source := out.parent / "source")
+            settings["ENGINE_SOURCE"] = str(source)
         self._cmake(self.target, NATIVE, made, settings, executables)
         for name in executables:
             shutil.copy2(made / name, out / name)
+        if self.target == "sweep":
+            names = re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"(]+)"', (source / "src" / "llama-arch.cpp").read_text())
+            (out / "architectures.txt").write_text("\n".join(names) + "\n")
 
     def _sdist(self) -> Path:
         """The pinned source distribution, verified; kept in the cache because it is long."""

@@ -283,8 +283,9 @@ async def open_worker(
     """Run a worker that has loaded spec; at the end, also by error or cancel, it is killed and reaped.
 
     load_timeout: s until it has loaded; step_timeout: s that it may owe a reply without giving any. Raises MeshError:
-    identity_changed, bad_model, bad_layers, unsupported_architecture, out_of_memory as the worker found;
-    version_mismatch, worker_died, worker_hung. A worker that ends later does not cancel the body: see Worker.died.
+    identity_changed, bad_model, bad_layers, unsupported_architecture, unproven_numerics, out_of_memory as the worker
+    found; version_mismatch, worker_died, worker_hung. A worker that ends later does not cancel the body: see
+    Worker.died.
     """
     spec.message()  # refused before anything is started
     process = Process(binary, [file.fd for file in spec.files])

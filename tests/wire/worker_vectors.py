@@ -126,6 +126,7 @@ LOADED = {
     "architecture": "llama", "layers": [10, 20], "n_layer": 30, "n_embd": 576, "n_vocab": 49152, "n_ctx_train": 8192,
     "n_sessions": 4, "n_ctx": 2048, "max_step": 256, "has_template": True, "tensor_bytes": 22_000_000,
     "kv_bytes": 5_000_000_000, "recipe": '{"isa":"avx512","kv":"f16"}', "fingerprint": "5a" * 32,
+    "certificate": '{"invariant":true,"planes":1,"truncate":"any"}',
 }  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def loaded_body(flag: int = 1) -> bytes:
     m: dict[str, Any] = LOADED
     body = text(m["architecture"]) + i32(10) + i32(20) + i32(30) + i32(576) + i32(49152) + i32(8192)
     body += u32(4) + u32(2048) + u32(256) + u8(flag) + u64(m["tensor_bytes"]) + u64(m["kv_bytes"])
-    return body + text(m["recipe"]) + text(m["fingerprint"])
+    return body + text(m["recipe"]) + text(m["fingerprint"]) + text(m["certificate"])
 
 
 def frames() -> list[dict[str, Any]]:
