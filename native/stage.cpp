@@ -149,7 +149,10 @@ class Engine final : public Stage {
             }
         } catch (...) {
             for (const Step & step : steps) {
-                llama_memory_seq_rm(memory(), stream(step.slot), step.first_pos, -1);
+                if (!llama_memory_seq_rm(memory(), stream(step.slot), step.first_pos, -1)) {
+                    llama_memory_seq_rm(memory(), stream(step.slot), -1, -1);  // a recurrent state cannot go back
+                    slots_[step.slot].used = 0;
+                }
             }
             throw;
         }

@@ -96,7 +96,8 @@ class Stage {
     // All steps share one effective range and are computed as one batch; at most one step a slot.
     // Throws StageError: bad_layers (not within the holding), cache_miss (first_pos is not where the slot ends, or its
     // positions were computed in fewer layers), context_exceeded, bad_frame (shape, token id), bad_activation (not
-    // finite), unsupported_architecture (cannot be cut there). State of every slot is untouched when it throws.
+    // finite), unsupported_architecture (cannot be cut there). State of every slot is untouched when it throws;
+    // where the certificate says that nothing can be truncated, what failed to compute empties the slots of the batch.
     virtual std::vector<StepOutput> forward(std::span<const Step> steps, Layers effective) = 0;
 
     virtual int32_t used(uint32_t slot) const = 0;               // positions in the cache
