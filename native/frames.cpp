@@ -1,6 +1,7 @@
 #include "frames.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -171,12 +172,24 @@ template <class A> void fields(A & ar, Load & m) {
     m.numerics = Numerics(numerics);
 }
 
-template <class A> void fields(A & ar, Open & m) {
-    Sampling & s = m.sampling;
-    ar(m.handle), ar(s.temperature), ar(s.top_k), ar(s.top_p), ar(s.min_p), ar(s.repeat_penalty), ar(s.repeat_last_n);
-    ar(s.presence_penalty), ar(s.frequency_penalty), ar(s.seed);
+template <class A> void fields(A & ar, Sampling & s) {
+    ar(s.temperature), ar(s.top_k), ar(s.top_p), ar(s.min_p), ar(s.repeat_penalty), ar(s.repeat_last_n);
+    ar(s.presence_penalty), ar(s.frequency_penalty), ar(s.seed), ar(s.typical_p), ar(s.logprobs);
+    ar.array(s.logit_bias, sizeof(int32_t) + sizeof(double), [&](auto & bias) { ar(bias.first), ar(bias.second); });
+    ar.text(s.grammar);
     ar.require(s.valid(), "a sampling parameter is out of range");
-    ar.array(m.prompt, sizeof(int32_t), ar);
+}
+
+template <class A> void fields(A & ar, Open & m) {
+    ar(m.handle);
+    fields(ar, m.sampling);
+    ar(m.start), ar.array(m.prompt, sizeof(int32_t), ar);
+}
+
+template <class A> void fields(A & ar, Fork & m) {
+    ar(m.handle), ar(m.from), ar(m.keep);
+    fields(ar, m.sampling);
+    ar(m.start), ar.array(m.prompt, sizeof(int32_t), ar);
 }
 
 template <class A> void fields(A & ar, Push & m) {
@@ -233,6 +246,25 @@ template <class A> void fields(A & ar, LoadedReply & m) {
 template <class A> void fields(A &, Opened &) {}
 template <class A> void fields(A &, Truncated &) {}
 template <class A> void fields(A &, Closed &) {}
+template <class A> void fields(A &, Forked &) {}
+
+template <class A> void fields(A & ar, Sampled & m) {
+    bool told = m.logprobs.has_value();
+    ar(m.token), ar(m.is_end), ar(told), ar.zeros(2), ar(m.piece);
+    if (!told) {
+        return;
+    }
+    auto logprob = [&](double & value) {
+        ar(value);
+        ar.require(value <= 0 && std::isfinite(value), "a log-probability is out of range");
+    };
+    auto & l = m.logprobs ? *m.logprobs : m.logprobs.emplace();
+    logprob(l.chosen);
+    ar.array(l.top, 2 * sizeof(int32_t) + sizeof(double), [&](Sampled::Likely & likely) {
+        ar(likely.token), logprob(likely.logprob), ar(likely.piece);
+    });
+    ar.require(l.top.size() <= kMaxLogprobs, "too many log-probabilities");
+}
 
 template <class A> void fields(A & ar, Stepped & m) {
     auto which = uint8_t(m.output.index());
@@ -249,7 +281,7 @@ template <class A> void fields(A & ar, Stepped & m) {
         ar.view(*residual);
         ar.require(!residual->empty(), "a residual without positions");
     } else if (auto * sampled = std::get_if<2>(&m.output)) {
-        ar(sampled->token), ar(sampled->is_end), ar.zeros(3), ar(sampled->piece);
+        fields(ar, *sampled);
     }
 }
 

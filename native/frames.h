@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -23,7 +24,7 @@ namespace meshnode {
 
 static_assert(std::endian::native == std::endian::little, "frames are read in place");
 
-constexpr uint32_t kWorkerVersion = 1;
+constexpr uint32_t kWorkerVersion = 2;
 constexpr size_t   kHeaderBytes   = 16;
 constexpr uint32_t kUnloadedBound = 64 * 1024;    // of a body before LOADED: a LOAD of the largest set fits
 constexpr uint64_t kTextBound     = 1024 * 1024;  // least bound of a body after it: a long text to tokenize
@@ -41,8 +42,8 @@ constexpr uint32_t kKeepAll       = 0xffffffff;
 uint32_t request_bound(uint64_t n_embd, uint64_t n_ctx, uint64_t max_step);
 
 enum class Kind : uint16_t {
-    load = 1, open, step, truncate, close, tokenize, pieces, describe_chat,
-    hello = 0x80, loaded, opened, stepped, truncated, closed, tokens, piece_list, chat_facts, error = 0xff,
+    load = 1, open, step, truncate, close, tokenize, pieces, describe_chat, fork,
+    hello = 0x80, loaded, opened, stepped, truncated, closed, tokens, piece_list, chat_facts, forked, error = 0xff,
 };
 
 // One frame is wrong, the next can be read.
@@ -76,7 +77,18 @@ struct Open {
     static constexpr Kind kind = Kind::open;
     uint64_t handle = 0;
     Sampling sampling;
+    uint32_t start = 0;  // position of the first generated token: the grammar is of the text from there on
     std::vector<int32_t> prompt;
+};
+
+// A session with the first `keep` positions of another one's cache and history.
+struct Fork {
+    static constexpr Kind kind = Kind::fork;
+    uint64_t handle = 0, from = 0;
+    uint32_t keep = 0;
+    Sampling sampling;
+    uint32_t start = 0;
+    std::vector<int32_t> prompt;  // goes on from position `keep`
 };
 
 // tokens and residual point into the frame's body.
@@ -117,7 +129,7 @@ struct DescribeChat {
     static constexpr Kind kind = Kind::describe_chat;
 };
 
-using Request = std::variant<Load, Open, Push, Truncate, Close, Tokenize, Pieces, DescribeChat>;
+using Request = std::variant<Load, Open, Push, Truncate, Close, Tokenize, Pieces, DescribeChat, Fork>;
 
 // ---- replies
 
@@ -140,6 +152,16 @@ struct Sampled {
     int32_t     token = 0;
     bool        is_end = false;
     std::string piece;
+    struct Likely {
+        int32_t     token = 0;
+        double      logprob = 0;
+        std::string piece;
+    };
+    struct Logprobs {
+        double              chosen = 0;
+        std::vector<Likely> top;  // at most kMaxLogprobs
+    };
+    std::optional<Logprobs> logprobs;  // when they were asked for
 };
 
 struct Stepped {
@@ -171,12 +193,16 @@ struct ChatFactsReply {
     ChatFacts facts;
 };
 
+struct Forked {
+    static constexpr Kind kind = Kind::forked;
+};
+
 struct Error {
     static constexpr Kind kind = Kind::error;
     std::string code, message;
 };
 
-using Reply = std::variant<Hello, LoadedReply, Opened, Stepped, Truncated, Closed, Tokens, PieceList, ChatFactsReply, Error>;
+using Reply = std::variant<Hello, LoadedReply, Opened, Stepped, Truncated, Closed, Tokens, PieceList, ChatFactsReply, Forked, Error>;
 
 // ---- bytes
 

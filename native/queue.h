@@ -35,12 +35,14 @@ struct Job {
     Frame    frame;  // owns what a Push points into
     std::variant<Refused, Request> work;
 
-    Push *     push();
-    Truncate * truncate();
+    Push * push();
+    // The sessions whose order this keeps: of a step or a truncation one, of a fork two, otherwise none.
+    std::vector<uint64_t> handles();
 };
 
 // Two lanes. Requests that no running session waits in (open, close, tokenize, ...) go first, so that a cancel or
-// a prompt to tokenize does not wait behind the steps of others; steps and truncations keep their order.
+// a prompt to tokenize does not wait behind the steps of others; steps, truncations and forks of a session keep their
+// order. Sessions take turns: the chunks of a long prompt do not come one after the other while others wait.
 class Queue {
   public:
     // Waits while the queue is full. A Close cancels what waits for its handle.
@@ -57,6 +59,7 @@ class Queue {
 
     std::unordered_set<uint64_t> last_, before_last_;  // handles of the last two batches
     uint32_t skip_ = 0, next_skip_ = 1;
+    bool turned_ = false;  // the last batch let others go before the first that waits
 
     std::mutex mutex_;
     std::condition_variable not_empty_, not_full_;
@@ -85,8 +88,17 @@ inline Push * Job::push() {
     return request<Push>(*this);
 }
 
-inline Truncate * Job::truncate() {
-    return request<Truncate>(*this);
+inline std::vector<uint64_t> Job::handles() {
+    if (const auto * step = push()) {
+        return {step->handle};
+    }
+    if (const auto * truncate = request<Truncate>(*this)) {
+        return {truncate->handle};
+    }
+    if (const auto * fork = request<Fork>(*this)) {
+        return {fork->handle, fork->from};
+    }
+    return {};
 }
 
 inline void Queue::push(Job && job) {
@@ -96,8 +108,8 @@ inline void Queue::push(Job && job) {
     if (const auto * close = request<Close>(job)) {
         std::deque<Job> others;
         for (Job & waiting : steps_) {
-            const uint64_t handle = waiting.push() ? waiting.push()->handle : waiting.truncate()->handle;
-            if (handle == close->handle) {
+            const std::vector<uint64_t> handles = waiting.handles();
+            if (std::ranges::find(handles, close->handle) != handles.end()) {
                 waiting.work = Refused{"cancelled", "the session was closed"};
                 control_.push_back(std::move(waiting));
             } else {
@@ -106,7 +118,7 @@ inline void Queue::push(Job && job) {
         }
         steps_ = std::move(others);
     }
-    (job.push() || job.truncate() ? steps_ : control_).push_back(std::move(job));
+    (job.handles().empty() ? control_ : steps_).push_back(std::move(job));
     not_empty_.notify_one();
 }
 
@@ -151,9 +163,22 @@ inline void Queue::gather(std::unique_lock<std::mutex> & lock) {
 }
 
 inline std::vector<Job> Queue::take_batch(uint32_t most_positions, uint32_t n_embd) {
+    // The first whose session was not in the last batch, unless others went before it then: everybody's turn comes.
+    auto due = steps_.begin();
+    if (!turned_) {
+        std::unordered_set<uint64_t> not_due = last_;
+        due = std::find_if(steps_.begin(), steps_.end(), [&](Job & job) {
+            const std::vector<uint64_t> handles = job.handles();
+            const bool is_due = std::ranges::none_of(handles, [&](uint64_t handle) { return not_due.contains(handle); });
+            not_due.insert(handles.begin(), handles.end());
+            return is_due;
+        });
+        due = due == steps_.end() ? steps_.begin() : due;
+    }
+    turned_ = due != steps_.begin();
     std::vector<Job> jobs;
-    jobs.push_back(std::move(steps_.front()));
-    steps_.pop_front();
+    jobs.push_back(std::move(*due));
+    steps_.erase(due);
     const Push * first = jobs.front().push();
     if (!first) {
         return jobs;
@@ -165,7 +190,10 @@ inline std::vector<Job> Queue::take_batch(uint32_t most_positions, uint32_t n_em
     for (Job & job : steps_) {
         const Push * push = job.push();
         const size_t size = push ? positions(*push, n_embd) : 0;
-        const bool   is_new = passed.insert(push ? push->handle : job.truncate()->handle).second;
+        bool is_new = true;
+        for (uint64_t handle : job.handles()) {
+            is_new &= passed.insert(handle).second;
+        }
         if (push && is_new && same(push->effective, effective) && total + size <= most_positions) {
             total += size;
             jobs.push_back(std::move(job));

@@ -35,6 +35,11 @@ std::vector<Candidate> penalised(std::span<const float> logits, std::span<const 
         }
         all[i] = {int32_t(i), double(logits[i])};
     }
+    for (const auto & [token, bias] : s.logit_bias) {
+        if (token >= 0 && size_t(token) < all.size()) {
+            all[size_t(token)].logit += bias;
+        }
+    }
     if (s.repeat_penalty == 1 && s.presence_penalty == 0 && s.frequency_penalty == 0) {
         return all;
     }
@@ -73,12 +78,47 @@ void keep_nucleus(std::vector<Candidate> & kept, double best, double top_p) {
     std::sort(kept.begin(), kept.end(), by_id);
 }
 
+// The shortest prefix of the candidates, those first whose surprise is nearest to the expected one, that holds
+// typical_p of their probability; put in order of id again (Meister et al., 2022).
+void keep_typical(std::vector<Candidate> & kept, double best, double typical_p) {
+    double total = 0, expected = 0;
+    for (const Candidate & c : kept) {
+        total += std::exp(c.logit - best);
+    }
+    for (const Candidate & c : kept) {
+        const double p = std::exp(c.logit - best) / total;
+        expected -= p > 0 ? p * (c.logit - best - std::log(total)) : 0;
+    }
+    auto distance = [&](const Candidate & c) { return std::abs(c.logit - best - std::log(total) + expected); };
+    std::vector<std::pair<double, Candidate>> order;
+    for (const Candidate & c : kept) {
+        order.emplace_back(distance(c), c);
+    }
+    std::sort(order.begin(), order.end(), [](const auto & a, const auto & b) {
+        return a.first != b.first ? a.first < b.first : better(a.second, b.second);
+    });
+    double mass = 0;
+    kept.clear();
+    for (size_t i = 0; i < order.size() && (i == 0 || mass < typical_p * total); ++i) {
+        kept.push_back(order[i].second);
+        mass += std::exp(order[i].second.logit - best);
+    }
+    std::sort(kept.begin(), kept.end(), by_id);
+}
+
 }  // namespace
 
 bool Sampling::valid() const {
     constexpr double kLargest = 1e6;  // far beyond use; keeps every product finite
     auto within = [](double x, double low, double high) { return x >= low && x <= high; };  // false for NaN
-    return within(temperature, 0, kLargest) && top_p > 0 && within(top_p, 0, 1) && within(min_p, 0, 1) &&
+    for (size_t i = 0; i < logit_bias.size(); ++i) {
+        const auto & [token, bias] = logit_bias[i];
+        if (token < 0 || !within(bias, -kLargest, kLargest) || (i > 0 && logit_bias[i - 1].first >= token)) {
+            return false;
+        }
+    }
+    return logit_bias.size() <= kMaxBiases && (logprobs <= kMaxLogprobs || logprobs == kNoLogprobs) &&
+           typical_p > 0 && within(typical_p, 0, 1) && grammar.size() <= kMaxGrammarBytes && within(temperature, 0, kLargest) && top_p > 0 && within(top_p, 0, 1) && within(min_p, 0, 1) &&
            repeat_penalty > 0 && within(repeat_penalty, 0, kLargest) &&
            within(presence_penalty, -kLargest, kLargest) && within(frequency_penalty, -kLargest, kLargest);
 }
@@ -97,12 +137,22 @@ double uniform(uint64_t seed, uint64_t position) {
     return double((uint64_t(x[1]) << 32 | x[0]) >> 11) * 0x1p-53;
 }
 
-int32_t sample(std::span<const float> logits, std::span<const int32_t> history, const Sampling & s, uint64_t position) {
+int32_t sample(std::span<const float> logits, std::span<const int32_t> history, const Sampling & s, uint64_t position,
+               Matcher * matcher) {
     std::vector<Candidate> kept = penalised(logits, history, s);
     if (kept.empty()) {
         throw StageError("bad_activation", "there are no logits");
     }
-    const Candidate best = *std::min_element(kept.begin(), kept.end(), better);
+    Candidate best = *std::min_element(kept.begin(), kept.end(), better);
+    // Mostly the best one may come next, and greedy then needs to know of no other.
+    if (matcher && !(s.temperature == 0 && std::isfinite(best.logit) && matcher->allows(best.id))) {
+        const std::vector<bool> allowed = matcher->allowed();
+        std::erase_if(kept, [&](const Candidate & c) { return size_t(c.id) >= allowed.size() || !allowed[size_t(c.id)]; });
+        if (kept.empty()) {
+            throw StageError("bad_grammar", "no token of the model can come next in the grammar");
+        }
+        best = *std::min_element(kept.begin(), kept.end(), better);
+    }
     if (!std::isfinite(best.logit)) {
         throw StageError("bad_activation", "no logit is finite");
     }
@@ -113,6 +163,9 @@ int32_t sample(std::span<const float> logits, std::span<const int32_t> history, 
         std::nth_element(kept.begin(), kept.begin() + s.top_k, kept.end(), better);
         kept.resize(s.top_k);
         std::sort(kept.begin(), kept.end(), by_id);
+    }
+    if (s.typical_p < 1) {
+        keep_typical(kept, best.logit, s.typical_p);
     }
     if (s.top_p < 1) {
         keep_nucleus(kept, best.logit, s.top_p);
@@ -135,6 +188,30 @@ int32_t sample(std::span<const float> logits, std::span<const int32_t> history, 
         }
     }
     return best.id;  // unreachable but for rounding at the very end of the sum
+}
+
+std::vector<Logprob> logprobs(std::span<const float> logits, int32_t token, size_t count) {
+    std::vector<Candidate> top;
+    for (size_t i = 0; i < logits.size(); ++i) {
+        if (std::isfinite(logits[i])) {
+            top.push_back({int32_t(i), double(logits[i])});
+        }
+    }
+    double most = -std::numeric_limits<double>::infinity(), total = 0;
+    for (const Candidate & c : top) {
+        most = std::max(most, c.logit);
+    }
+    for (const Candidate & c : top) {
+        total += std::exp(c.logit - most);
+    }
+    const double all = most + std::log(total);
+    std::vector<Logprob> out{{token, std::min(double(logits[size_t(token)]) - all, 0.0)}};
+    count = std::min(count, top.size());
+    std::partial_sort(top.begin(), top.begin() + std::ptrdiff_t(count), top.end(), better);
+    for (size_t i = 0; i < count; ++i) {
+        out.push_back({top[i].id, std::min(top[i].logit - all, 0.0)});
+    }
+    return out;
 }
 
 }  // namespace meshnode

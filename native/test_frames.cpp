@@ -47,16 +47,30 @@ Json range(const Layers & l) {
     return Json::array({l.begin, l.end});
 }
 
+Json biases(const Sampling & s) {
+    Json all = Json::array();
+    for (const auto & [token, bias] : s.logit_bias) {
+        all.push_back(Json::array({token, bias}));
+    }
+    return all;
+}
+
 Json json(const Sampling & s) {
     return Json::object({{"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p},
             {"repeat_penalty", s.repeat_penalty}, {"repeat_last_n", s.repeat_last_n},
-            {"presence_penalty", s.presence_penalty}, {"frequency_penalty", s.frequency_penalty}, {"seed", s.seed}});
+            {"presence_penalty", s.presence_penalty}, {"frequency_penalty", s.frequency_penalty}, {"seed", s.seed},
+            {"typical_p", s.typical_p}, {"logprobs", s.logprobs == kNoLogprobs ? Json() : Json(s.logprobs)},
+            {"logit_bias", biases(s)}, {"grammar", s.grammar}});
 }
 
 Sampling sampling(const Json & j) {
-    return {j["temperature"].number(), uint32_t(j["top_k"].whole()), j["top_p"].number(), j["min_p"].number(),
-            j["repeat_penalty"].number(), uint32_t(j["repeat_last_n"].whole()), j["presence_penalty"].number(),
-            j["frequency_penalty"].number(), j["seed"].whole()};
+    Sampling s{j["temperature"].number(), uint32_t(j["top_k"].whole()), j["top_p"].number(), j["min_p"].number(),
+               j["repeat_penalty"].number(), uint32_t(j["repeat_last_n"].whole()), j["presence_penalty"].number(),
+               j["frequency_penalty"].number(), j["seed"].whole(), j["typical_p"].number(), {}, kNoLogprobs, {}};
+    for (const Json & bias : j["logit_bias"].items()) {
+        s.logit_bias.emplace_back(int32_t(bias.items()[0].number()), bias.items()[1].number());
+    }
+    return s;
 }
 
 // What each message says, as the vectors write it.
@@ -71,7 +85,16 @@ Json json(const Load & m) {
 }
 
 Json json(const Open & m) {
-    return Json::object({{"handle", m.handle}, {"sampling", json(m.sampling)}, {"prompt", m.prompt}});
+    return Json::object({{"handle", m.handle}, {"sampling", json(m.sampling)}, {"start", m.start}, {"prompt", m.prompt}});
+}
+
+Json json(const Fork & m) {
+    return Json::object({{"handle", m.handle}, {"origin", m.from}, {"keep", m.keep}, {"sampling", json(m.sampling)},
+            {"start", m.start}, {"prompt", m.prompt}});
+}
+
+Json json(const Forked &) {
+    return Json::object();
 }
 
 Json json(const Push & m) {
@@ -152,7 +175,13 @@ Json json(const Stepped & m) {
         j["residual"] = hex(std::as_bytes(*residual));
     } else if (const auto * s = std::get_if<2>(&m.output)) {
         j["sampled"] = Json::object({{"token", s->token}, {"is_end", s->is_end},
-                                     {"piece", hex(std::as_bytes(std::span(s->piece)))}});
+                                     {"piece", hex(std::as_bytes(std::span(s->piece)))}, {"logprob", nullptr}, {"top", Json::array()}});
+        if (s->logprobs) {
+            j["sampled"]["logprob"] = s->logprobs->chosen;
+            for (const Sampled::Likely & l : s->logprobs->top) {
+                j["sampled"]["top"].push_back(Json::array({l.token, l.logprob, hex(std::as_bytes(std::span(l.piece)))}));
+            }
+        }
     }
     return j;
 }
@@ -314,6 +343,15 @@ void check_sampling(const Json & vectors) {
         for (const Json & at : v["tokens"].items()) {
             const int32_t token = sample(logits, history, sampling(v["sampling"]), at.items()[0].whole());
             check(uint64_t(token) == at.items()[1].whole(), v["name"].text(), "another token is sampled");
+        }
+    }
+    for (const Json & v : vectors["logprobs"].items()) {
+        const auto told = logprobs(v["logits"].numbers<float>(), int32_t(v["token"].whole()), v["count"].whole());
+        const auto & expected = v["told"].items();
+        check(told.size() == expected.size(), "logprobs", "are another number");
+        for (size_t i = 0; i < std::min(told.size(), expected.size()); ++i) {
+            check(told[i].token == int32_t(expected[i].items()[0].whole()), "logprobs", "are of another token");
+            check(std::abs(told[i].value - expected[i].items()[1].number()) < 1e-11, "logprobs", "differ");
         }
     }
     const float nan = std::nanf(""), inf = INFINITY;

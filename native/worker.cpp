@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "frames.h"
+#include "grammar.h"
 #include "queue.h"
 #include "sample.h"
 #include "stage.h"
@@ -64,7 +65,9 @@ void check_identity(const ModelFile & file) {
 struct Session {
     uint32_t slot = 0;
     Sampling sampling;
+    uint32_t start = 0;            // of the generated text
     std::vector<int32_t> history;  // of the text at positions 0, 1, ...; complete at a tail only
+    std::unique_ptr<Matcher> matcher;  // of the generated text, when it has a grammar
 };
 
 class Worker {
@@ -147,23 +150,69 @@ class Worker {
     }
 
     Reply handle(const Open & open) {
-        if (sessions_.contains(open.handle)) {
+        Session s = begin(open.handle, open.sampling, open.start, open.prompt);
+        stage_->truncate(s.slot, 0);
+        keep(open.handle, std::move(s));
+        return Opened{};
+    }
+
+    Reply handle(const Fork & fork) {
+        const Session & from = session(fork.from);
+        if (fork.keep > uint32_t(stage_->used(from.slot))) {
+            throw StageError("cache_miss", "fewer positions than that are in the cache");
+        }
+        std::vector<int32_t> history(from.history.begin(), from.history.begin() + std::ptrdiff_t(std::min<size_t>(fork.keep, from.history.size())));
+        if (!fork.prompt.empty() && history.size() < fork.keep) {
+            throw StageError("cache_miss", "the history does not reach the positions that are kept");
+        }
+        history.insert(history.end(), fork.prompt.begin(), fork.prompt.end());
+        Session s = begin(fork.handle, fork.sampling, fork.start, std::move(history));
+        stage_->fork(from.slot, s.slot, int32_t(fork.keep));
+        keep(fork.handle, std::move(s));
+        return Forked{};
+    }
+
+    // A session in a free slot, which is not taken yet: nothing has to be undone when the rest fails.
+    Session begin(uint64_t handle, const Sampling & sampling, uint32_t start, std::vector<int32_t> history) {
+        if (sessions_.contains(handle)) {
             throw BadFrame("the handle is in use");
         }
-        if (open.prompt.size() > stage_->loaded().n_ctx) {
+        if (history.size() > stage_->loaded().n_ctx) {
             throw StageError("context_exceeded", "the history is longer than the context");
         }
-        check_tokens(open.prompt);
-        // The lowest free slot: the engine batches sessions only when their slots sit side by side.
+        check_tokens(history);
+        for (const auto & [token, bias] : sampling.logit_bias) {
+            check_tokens({&token, 1});
+        }
         const auto free = std::find(taken_.begin(), taken_.end(), false);
         if (free == taken_.end()) {
             throw StageError("busy", "every session is taken");
         }
-        const auto slot = uint32_t(free - taken_.begin());
-        stage_->truncate(slot, 0);
-        *free = true;
-        sessions_[open.handle] = {slot, open.sampling, open.prompt};
-        return Opened{};
+        std::unique_ptr<Matcher> matcher;
+        if (!sampling.grammar.empty() && is_tail()) {
+            matcher = std::make_unique<Matcher>(std::make_shared<Grammar>(sampling.grammar), vocabulary());
+        }
+        return {uint32_t(free - taken_.begin()), sampling, start, std::move(history), std::move(matcher)};
+    }
+
+    void keep(uint64_t handle, Session && s) {
+        taken_[s.slot] = true;
+        sessions_[handle] = std::move(s);
+    }
+
+    bool is_tail() const { return stage_->loaded().layers.end == stage_->loaded().n_layer; }
+
+    std::shared_ptr<const Vocabulary> vocabulary() {
+        if (!vocabulary_) {
+            std::vector<std::string> pieces;
+            std::vector<bool> ends;
+            for (int32_t id = 0; id < stage_->loaded().n_vocab; ++id) {
+                pieces.push_back(stage_->piece(id));
+                ends.push_back(stage_->is_end(id));
+            }
+            vocabulary_ = std::make_shared<Vocabulary>(std::move(pieces), std::move(ends));
+        }
+        return vocabulary_;
     }
 
     Reply handle(const Close & close) {
@@ -312,17 +361,40 @@ class Worker {
         if (history.size() < position) {
             throw StageError("cache_miss", "the history does not reach the position to sample at");
         }
+        Sampled sampled;
+        try {
+            sampled = choose(*plan.session, output.logits, position);
+        } catch (...) {  // a step that is answered with an error has changed nothing
+            stage_->truncate(plan.session->slot, push.first_pos);
+            throw;
+        }
         history.resize(position);
-        const int32_t token = sample(output.logits, history, plan.session->sampling, position);
-        history.push_back(token);
-        Sampled sampled{token, stage_->is_end(token), stage_->piece(token)};
+        history.push_back(sampled.token);
         send(plan.id, Stepped{share + now_ns() - begin, std::move(sampled)});
+    }
+
+    Sampled choose(Session & s, std::span<const float> logits, size_t position) {
+        const auto before = std::span<const int32_t>(s.history).first(position);
+        if (s.matcher) {
+            s.matcher->follow(before.subspan(std::min<size_t>(s.start, position)));
+        }
+        const int32_t token = sample(logits, before, s.sampling, position, s.matcher.get());
+        Sampled out{token, stage_->is_end(token), stage_->piece(token), {}};
+        if (s.sampling.logprobs != kNoLogprobs) {
+            const std::vector<Logprob> likely = logprobs(logits, token, s.sampling.logprobs);
+            out.logprobs.emplace().chosen = likely[0].value;
+            for (const Logprob & l : std::span(likely).subspan(1)) {
+                out.logprobs->top.push_back({l.token, l.value, stage_->piece(l.token)});
+            }
+        }
+        return out;
     }
 
     int out_;
     std::atomic<uint32_t> & bound_;
     std::unique_ptr<Stage> stage_;
     std::vector<bool> taken_;  // by slot
+    std::shared_ptr<const Vocabulary> vocabulary_;  // made for the first grammar
     std::unordered_map<uint64_t, Session> sessions_;
     std::vector<std::byte> buffer_;
 };

@@ -8,16 +8,18 @@ message of a body. What does not fit raises MeshError bad_frame.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from ..errors import MeshError
 from . import worker_messages as say
 from .worker_messages import Buffer, Load, Message, ModelFile, Pieces, Sampled, Sampling, Step, Stepped, Tokenize
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<IHHQ")
 UNLOADED_BOUND = 64 << 10  # of a body before LOADED: a LOAD of the largest set fits
 TEXT_BOUND = 1 << 20  # least bound of a body after it: a long text to tokenize
@@ -27,6 +29,10 @@ MAX_FILES = 512  # of a set of shards
 MAX_PIECES = 4096  # ids of one PIECES, so that its reply is bounded
 KEEP_ALL = 0xFFFFFFFF  # the only value of a step's `keep` today
 INVARIANT, FAST = 0, 1
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_GRAMMAR = 64 << 10  # bytes
+NO_LOGPROBS = 255
 
 
 def request_bound(n_embd: int, n_ctx: int, max_step: int) -> int:
@@ -157,24 +163,37 @@ def check_sampling(s: Sampling) -> None:
         and 0 <= s.min_p <= 1
         and 0 < s.repeat_penalty <= _LARGEST
         and abs(s.presence_penalty) <= _LARGEST
-        and abs(s.frequency_penalty) <= _LARGEST,
+        and abs(s.frequency_penalty) <= _LARGEST
+        and 0 < s.typical_p <= 1
+        and (s.logprobs is None or 0 <= s.logprobs <= MAX_LOGPROBS)
+        and len(s.logit_bias) <= MAX_BIASES
+        and all(token >= 0 and abs(bias) <= _LARGEST for token, bias in s.logit_bias)
+        and all(a < b for (a, _), (b, _) in pairwise(s.logit_bias))
+        and len(s.grammar.encode(errors="replace")) <= MAX_GRAMMAR,
         "a sampling parameter is out of range",
     )
 
 
-_SAMPLING = struct.Struct("<dIdddIddQ")
+_SAMPLING = struct.Struct("<dIdddIddQdB")
+_BIAS = struct.Struct("<id")
+BIASES = _list_of(_Codec(lambda pair: _BIAS.pack(*pair), lambda body: body.unpack(_BIAS)), _BIAS.size)
 
 
 def _put_sampling(s: Sampling) -> bytes:
     check_sampling(s)
-    return _SAMPLING.pack(
+    fixed = _SAMPLING.pack(
         s.temperature, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.repeat_last_n,
-        s.presence_penalty, s.frequency_penalty, s.seed,
+        s.presence_penalty, s.frequency_penalty, s.seed, s.typical_p,
+        NO_LOGPROBS if s.logprobs is None else s.logprobs,
     )  # fmt: skip
+    return fixed + BIASES.put(s.logit_bias) + TEXT.put(s.grammar)
 
 
 def _take_sampling(body: _Body) -> Sampling:
-    sampling = Sampling(*body.unpack(_SAMPLING))
+    *fixed, logprobs = body.unpack(_SAMPLING)
+    told = None if logprobs == NO_LOGPROBS else logprobs
+    biases, grammar = BIASES.take(body), _take_text(body)
+    sampling = replace(Sampling(*fixed), logprobs=told, logit_bias=biases, grammar=grammar)
     check_sampling(sampling)
     return sampling
 
@@ -183,8 +202,28 @@ SAMPLING = _Codec(_put_sampling, _take_sampling)
 _STEP = struct.Struct("<QiiiI??HI")  # handle, first position, begin, end, keep, sample, input, 0, count
 _STEP_BYTES = _STEP.size
 _STEPPED = struct.Struct("<QB3s")  # compute_ns, output, 0
-_SAMPLED = struct.Struct("<iB3s")  # token, is_end, 0
+_SAMPLED = struct.Struct("<iBBH")  # token, is_end, whether log-probabilities follow, 0
 _ZEROS = bytes(3)
+
+
+def _put_logprob(value: float) -> bytes:
+    require(-math.inf < value <= 0, "a log-probability is out of range")
+    return F64.put(value)
+
+
+def _take_logprob(body: _Body) -> float:
+    value: float = F64.take(body)
+    require(-math.inf < value <= 0, "a log-probability is out of range")
+    return value
+
+
+LIKELY = _list_of(
+    _Codec(
+        lambda item: I32.put(item[0]) + _put_logprob(item[1]) + _put_blob(item[2]),
+        lambda body: (I32.take(body), _take_logprob(body), _take_blob(body)),
+    ),
+    16,
+)
 
 
 def _encode_step(m: Step) -> list[Buffer]:
@@ -214,7 +253,10 @@ def _decode_step(body: _Body) -> Step:
 def _encode_stepped(m: Stepped) -> list[Buffer]:
     if m.sampled is not None:
         s = m.sampled
-        sampled = _SAMPLED.pack(s.token, s.is_end, _ZEROS) + _put_blob(s.piece)
+        sampled = _SAMPLED.pack(s.token, s.is_end, s.logprob is not None, 0) + _put_blob(s.piece)
+        require(len(s.top) <= (MAX_LOGPROBS if s.logprob is not None else 0), "too many log-probabilities")
+        if s.logprob is not None:
+            sampled += _put_logprob(s.logprob) + LIKELY.put(s.top)
         return [_STEPPED.pack(m.compute_ns, 2, _ZEROS) + sampled]
     if m.residual:
         return [_STEPPED.pack(m.compute_ns, 1, _ZEROS) + _U32.pack(len(m.residual) // 4), m.residual]
@@ -230,10 +272,13 @@ def _decode_stepped(body: _Body) -> Stepped:
         require(n > 0, "a residual without positions")
         return Stepped(compute_ns, bytes(body.raw(4 * n)))
     if which == 2:
-        token, is_end, zeros = body.unpack(_SAMPLED)
-        require(zeros == _ZEROS, "a reserved field is not 0")
-        require(is_end <= 1, "a flag is neither 0 nor 1")
-        return Stepped(compute_ns, sampled=Sampled(token, _take_blob(body), bool(is_end)))
+        token, is_end, told, zeros = body.unpack(_SAMPLED)
+        require(zeros == 0, "a reserved field is not 0")
+        require(is_end <= 1 and told <= 1, "a flag is neither 0 nor 1")
+        piece = _take_blob(body)
+        logprob, top = (_take_logprob(body), LIKELY.take(body)) if told else (None, ())
+        require(len(top) <= MAX_LOGPROBS, "too many log-probabilities")
+        return Stepped(compute_ns, sampled=Sampled(token, piece, bool(is_end), logprob, top))
     return Stepped(compute_ns)
 
 
@@ -270,13 +315,16 @@ _KINDS = (
         "files": FILES, "layers": LAYERS, "n_sessions": U32, "n_ctx": U32, "max_step": U32, "n_threads": U32,
         "numerics": U8,
     }),
-    _Kind(2, say.Open, {"handle": U64, "sampling": SAMPLING, "prompt": IDS}),
+    _Kind(2, say.Open, {"handle": U64, "sampling": SAMPLING, "start": U32, "prompt": IDS}),
     _Kind(3, Step, encode=_encode_step, decode=_decode_step),
     _Kind(4, say.Truncate, {"handle": U64, "keep": U32}),
     _Kind(5, say.Close, {"handle": U64}),
     _Kind(6, Tokenize, encode=_encode_tokenize, decode=_decode_tokenize),
     _Kind(7, Pieces, {"ids": IDS}),
     _Kind(8, say.DescribeChat),
+    _Kind(9, say.Fork, {
+        "handle": U64, "origin": U64, "keep": U32, "sampling": SAMPLING, "start": U32, "prompt": IDS,
+    }),
     _Kind(0x80, say.Hello, {"version": U32, "engine": TEXT}),
     _Kind(0x81, say.Loaded, {
         "architecture": TEXT, "layers": LAYERS, "n_layer": I32, "n_embd": I32, "n_vocab": I32, "n_ctx_train": I32,
@@ -290,6 +338,7 @@ _KINDS = (
     _Kind(0x86, say.Tokens, {"ids": IDS}),
     _Kind(0x87, say.PieceList, {"pieces": BLOBS}),
     _Kind(0x88, say.ChatFacts, {"source": TEXT, "bos": BLOB, "eos": BLOB, "controls": BLOBS}),
+    _Kind(0x89, say.Forked),
     _Kind(0xFF, say.Error, {"code": TEXT, "message": TEXT}),
 )  # fmt: skip
 _BY_CLASS = {kind.message: kind for kind in _KINDS}

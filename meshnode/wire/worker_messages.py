@@ -40,7 +40,10 @@ class Sampling:
     """How the tail chooses tokens. Every default is neutral: greedy, nothing filtered, nothing penalised.
 
     temperature 0: the highest logit, the lowest id among equals. top_k 0: off. repeat_last_n: the window of all three
-    penalties, in tokens (0 none, 2^32 - 1 the whole history). Filters: penalties, top_k, top_p, min_p, temperature.
+    penalties, in tokens (0 none, 2^32 - 1 the whole history). logit_bias: (id, what is added to its logit), ids
+    ascending. logprobs: how many of the likeliest tokens are told beside the chosen one, None to tell none. grammar:
+    GBNF that the generated text follows; empty for none. In the order: biases, penalties, grammar, top_k, typical_p,
+    top_p, min_p, temperature.
     """
 
     temperature: float = 0.0
@@ -52,14 +55,34 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
+    typical_p: float = 1.0
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A session under a handle that the node chose; prompt: the ids of its history, which a tail needs."""
+    """A session under a handle that the node chose; prompt: the ids of its history, which a tail needs.
+
+    start: position of the first generated token, from which on a grammar holds.
+    """
 
     handle: int
     sampling: Sampling = Sampling()
+    start: int = 0
+    prompt: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A session `handle` that begins as the first `keep` positions of `origin`; prompt: ids from there on."""
+
+    handle: int
+    origin: int
+    keep: int
+    sampling: Sampling = Sampling()
+    start: int = 0
     prompt: tuple[int, ...] = ()
 
 
@@ -140,11 +163,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token after the last position pushed, its bytes (none for a control token), whether it ends the text."""
+    """The token after the last position pushed, its bytes (none for a control token), whether it ends the text.
+
+    logprob: natural logarithm of its probability in the model's own distribution, and top: (id, logprob, bytes) of the
+    likeliest, if they were asked for.
+    """
 
     token: int
     piece: bytes
     is_end: bool
+    logprob: float | None = None
+    top: tuple[tuple[int, float, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +219,16 @@ class ChatFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Forked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     code: str
     message: str
 
 
-Request = Load | Open | Step | Truncate | Close | Tokenize | Pieces | DescribeChat
-Reply = Hello | Loaded | Opened | Stepped | Truncated | Closed | Tokens | PieceList | ChatFacts | Error
+Request = Load | Open | Step | Truncate | Close | Tokenize | Pieces | DescribeChat | Fork
+Reply = Hello | Loaded | Opened | Stepped | Truncated | Closed | Tokens | PieceList | ChatFacts | Forked | Error
 Message = Request | Reply

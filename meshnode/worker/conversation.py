@@ -99,9 +99,31 @@ class Worker:
         self._progress = 0.0  # when a reply last came, or when the first request after none was made
         self._owing = trio.Event()
 
-    async def open(self, handle: int, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
-        """Take a free session under handle. prompt: the ids so far, which a tail samples from. busy: none is free."""
-        await self._ask(say.Open(handle, sampling, tuple(prompt)), say.Opened)
+    async def open(self, handle: int, sampling: Sampling, prompt: Sequence[int] = (), start: int | None = None) -> None:
+        """Take a free session under handle. prompt: the ids so far, which a tail samples from.
+
+        start: position of the first generated token, where that is not the prompt's end. busy: none is free;
+        bad_grammar.
+        """
+        start = len(prompt) if start is None else start
+        await self._ask(say.Open(handle, sampling, start, tuple(prompt)), say.Opened)
+
+    async def fork(
+        self,
+        handle: int,
+        origin: int,
+        keep: int,
+        sampling: Sampling,
+        prompt: Sequence[int] = (),
+        start: int | None = None,
+    ) -> None:
+        """A session that begins as the first `keep` positions of `origin`, which stays as it is.
+
+        prompt: its ids from position `keep` on; start: position of the first generated token, where that is not the
+        prompt's end. busy; cache_miss: there are fewer positions.
+        """
+        start = keep + len(prompt) if start is None else start
+        await self._ask(say.Fork(handle, origin, keep, sampling, start, tuple(prompt)), say.Forked)
 
     async def step(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,96 @@ async def test_a_chain_of_workers_says_what_one_says(worker_binary: Path, model:
             assert await generate(chain, 2, prompt, 24, sampling, chunk=5) == expected
             # Another tail that is given the history goes on with the same text.
             assert await generate(chain, 3, prompt + expected[:9], 15, sampling) == expected[9:]
+
+
+GRAMMAR = r"""
+root   ::= "{" ws "\"name\":" ws string "," ws "\"rivers\":" ws "[" string ("," ws string){0,2} "]" ws "}"
+string ::= "\"" [^"\\\x00-\x1f]{1,12} "\""
+ws     ::= " "?
+"""
+RULED = Sampling(
+    temperature=0.8, typical_p=0.95, repeat_penalty=1.1, presence_penalty=0.1, seed=7, logprobs=5, grammar=GRAMMAR
+)
+
+
+async def test_a_grammar_is_kept_by_every_tail_that_goes_on_with_the_text(worker_binary: Path, model: Path) -> None:
+    async with AsyncExitStack() as stack:
+        head, tail = [
+            await stack.enter_async_context(loaded(worker_binary, model, layers=layers))
+            for layers in ((0, 15), (15, 30))
+        ]
+        prompt = await chat(head, "Name three rivers, as JSON.")
+        texts = {}
+        for sampling in (RULED, replace(RULED, temperature=0.0)):
+            ids, end = list(prompt), False
+            for worker in (head, tail):
+                await worker.open(1, sampling, prompt)
+            while not end:
+                done = 0 if len(ids) == len(prompt) else len(ids) - 1
+                through_head = await head.step(1, done, (0, 15), tokens=ids[done:])
+                stepped = await tail.step(1, done, (15, 30), residual=through_head.residual, sample=True)
+                sampled = stepped.sampled
+                assert sampled is not None
+                assert sampled.logprob is not None
+                assert [logprob for _, logprob, _ in sampled.top] == sorted((t[1] for t in sampled.top), reverse=True)
+                assert sum(math.exp(logprob) for _, logprob, _ in sampled.top) <= 1
+                assert all(t[1:] == (sampled.logprob, sampled.piece) for t in sampled.top if t[0] == sampled.token)
+                assert sampled.logprob <= sampled.top[0][1]
+                ids.append(sampled.token)
+                end = sampled.is_end
+            made = ids[len(prompt) :]
+            texts[sampling.temperature] = text = b"".join(await head.pieces(made)).decode()
+            assert set(json.loads(text)) == {"name", "rivers"}
+            for worker in (head, tail):
+                await worker.close(1)
+
+            # Another tail that is given the history, and where the generated text begins in it.
+            for given in (1, len(made) // 2, len(made) - 1):
+                history = ids[: len(prompt) + given]
+                for worker in (head, tail):
+                    await worker.open(2, sampling, history, start=len(prompt))
+                through_head = await head.step(2, 0, (0, 15), tokens=history)
+                stepped = await tail.step(2, 0, (15, 30), residual=through_head.residual, sample=True)
+                assert stepped.sampled is not None
+                assert stepped.sampled.token == made[given]
+                for worker in (head, tail):
+                    await worker.close(2)
+        assert len(set(texts.values())) == 2
+
+
+async def test_a_grammar_that_cannot_be_used_is_refused_and_changes_nothing(worker_binary: Path, model: Path) -> None:
+    async with loaded(worker_binary, model, layers=(28, 30), n_sessions=1) as worker:
+        for grammar in ("root ::= root", "root ::= x", "root ::= " + "(" * 9999, 'root ::= "a"{1000000}'):
+            with pytest.raises(MeshError) as raised:
+                await worker.open(1, Sampling(grammar=grammar))
+            assert raised.value.code == "bad_grammar"
+        row = bytes(4 * worker.loaded.n_embd)
+        await worker.open(1, Sampling(grammar='root ::= "\\U0001f9a5\\U0001f30d"'), [1, 2, 3], start=1)
+        await worker.step(1, 0, (28, 30), residual=row * 2)
+        with pytest.raises(MeshError, match="does not follow"):
+            await worker.step(1, 2, (28, 30), residual=row, sample=True)
+        await worker.step(1, 2, (28, 30), residual=row)  # the position is still to be computed
+
+
+async def test_a_fork_goes_on_as_its_origin_would(worker_binary: Path, model: Path) -> None:
+    async with loaded(worker_binary, model, layers=(0, 30), n_sessions=3) as worker:
+        stages = [(worker, (0, 30))]
+        prompt = await chat(worker, QUESTIONS[0])
+        expected = await generate(stages, 1, prompt, 8, SEEDED)
+        await worker.open(1, SEEDED, prompt)
+        await through(stages, 1, 0, prompt, False)
+        for handle in (2, 3):
+            await worker.fork(handle, 1, len(prompt) - 1, SEEDED, prompt[-1:])
+        await worker.close(1)
+        await worker.open(1, GREEDY, [7])
+        await through(stages, 1, 0, [7] * 9, False)  # in the place of the origin
+        for handle in (2, 3):
+            made, last = [], prompt[-1:]
+            for n in range(8):
+                token = await through(stages, handle, len(prompt) - 1 + n, last, True)
+                assert token is not None
+                made, last = [*made, token], [token]
+            assert made == expected
 
 
 async def test_sessions_beside_each_other_are_as_alone(worker_binary: Path, model: Path) -> None:

@@ -18,9 +18,10 @@ from meshnode.wire import worker_messages as say
 VECTORS: dict[str, Any] = json.loads(worker_vectors.VECTORS.read_text())
 CLASSES: dict[str, type[say.Message]] = {
     "load": say.Load, "open": say.Open, "step": say.Step, "truncate": say.Truncate, "close": say.Close,
-    "tokenize": say.Tokenize, "pieces": say.Pieces, "hello": say.Hello, "loaded": say.Loaded, "opened": say.Opened,
-    "stepped": say.Stepped, "truncated": say.Truncated, "closed": say.Closed, "tokens": say.Tokens,
-    "piece_list": say.PieceList, "describe_chat": say.DescribeChat, "chat_facts": say.ChatFacts, "error": say.Error,
+    "tokenize": say.Tokenize, "pieces": say.Pieces, "fork": say.Fork, "hello": say.Hello, "loaded": say.Loaded,
+    "opened": say.Opened, "stepped": say.Stepped, "truncated": say.Truncated, "closed": say.Closed,
+    "tokens": say.Tokens, "piece_list": say.PieceList, "describe_chat": say.DescribeChat, "chat_facts": say.ChatFacts,
+    "forked": say.Forked, "error": say.Error,
 }  # fmt: skip
 
 
@@ -29,9 +30,12 @@ def message_of(vector: dict[str, Any]) -> say.Message:
     m: dict[str, Any] = dict(vector["message"])
     for name, value in m.items():
         if name == "sampling":
-            m[name] = say.Sampling(**value)
+            biases = tuple(map(tuple, value["logit_bias"]))
+            m[name] = say.Sampling(**value | {"logit_bias": biases})
         elif name == "sampled" and value:
-            m[name] = say.Sampled(value["token"], bytes.fromhex(value["piece"]), value["is_end"])
+            top = tuple((token, logprob, bytes.fromhex(piece)) for token, logprob, piece in value["top"])
+            piece = bytes.fromhex(value["piece"])
+            m[name] = say.Sampled(value["token"], piece, value["is_end"], value["logprob"], top)
         elif name == "residual" and value is not None:
             m[name] = bytes.fromhex(value)
         elif name in ("pieces", "controls"):
@@ -129,6 +133,11 @@ def test_framing_is_lost(vector: dict[str, Any]) -> None:
         say.Open(1, say.Sampling(temperature=float("nan"))),
         say.Open(1, say.Sampling(seed=-1)),
         say.Open(1, say.Sampling(top_k=2**32)),
+        say.Open(1, say.Sampling(logprobs=21)),
+        say.Open(1, say.Sampling(logit_bias=((1, 0.0), (1, 0.0)))),
+        say.Open(1, say.Sampling(grammar="é" * 32769)),
+        say.Stepped(1, sampled=say.Sampled(1, b"", False, 0.5)),
+        say.Stepped(1, sampled=say.Sampled(1, b"", False, None, ((1, -0.5, b""),))),
         say.Tokenize(),
         say.Tokenize("a", segments=((True, "a"),)),
         say.Tokenize(None, True, segments=((True, "a"),)),

@@ -18,9 +18,9 @@ ALL = 0xFFFFFFFF
 
 KINDS = {
     "load": 1, "open": 2, "step": 3, "truncate": 4, "close": 5, "tokenize": 6, "pieces": 7,
-    "describe_chat": 8,
+    "describe_chat": 8, "fork": 9,
     "hello": 0x80, "loaded": 0x81, "opened": 0x82, "stepped": 0x83, "truncated": 0x84, "closed": 0x85, "tokens": 0x86,
-    "piece_list": 0x87, "chat_facts": 0x88, "error": 0xFF,
+    "piece_list": 0x87, "chat_facts": 0x88, "forked": 0x89, "error": 0xFF,
 }  # fmt: skip
 
 
@@ -64,7 +64,8 @@ def frame(kind: str | int, request: int, body: bytes) -> str:
 
 NEUTRAL: dict[str, Any] = {
     "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "repeat_last_n": 64,
-    "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "typical_p": 1.0, "logprobs": None,
+    "logit_bias": [], "grammar": "",
 }  # fmt: skip
 
 
@@ -72,6 +73,8 @@ def sampling(s: dict[str, Any]) -> bytes:
     return (
         f64(s["temperature"]) + u32(s["top_k"]) + f64(s["top_p"]) + f64(s["min_p"]) + f64(s["repeat_penalty"])
         + u32(s["repeat_last_n"]) + f64(s["presence_penalty"]) + f64(s["frequency_penalty"]) + u64(s["seed"])
+        + f64(s["typical_p"]) + u8(255 if s["logprobs"] is None else s["logprobs"]) + u32(len(s["logit_bias"]))
+        + b"".join(i32(token) + f64(bias) for token, bias in s["logit_bias"]) + text(s["grammar"])
     )  # fmt: skip
 
 
@@ -97,8 +100,15 @@ def load(**changes: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def opening(handle: int, prompt: list[int], **changes: Any) -> tuple[dict[str, Any], bytes]:
+    start = changes.pop("start", len(prompt))
     s = NEUTRAL | changes
-    return {"handle": handle, "sampling": s, "prompt": prompt}, u64(handle) + sampling(s) + ids(prompt)
+    m = {"handle": handle, "sampling": s, "start": start, "prompt": prompt}
+    return m, u64(handle) + sampling(s) + u32(start) + ids(prompt)
+
+
+def fork(handle: int, origin: int, keep: int, prompt: list[int], **changes: Any) -> tuple[dict[str, Any], bytes]:
+    m, body = opening(handle, prompt, **changes)
+    return m | {"origin": origin, "keep": keep}, body[:8] + u64(origin) + u32(keep) + body[8:]
 
 
 def step_start(
@@ -137,6 +147,10 @@ def loaded_body(flag: int = 1) -> bytes:
     return body + text(m["recipe"]) + text(m["fingerprint"]) + text(m["certificate"])
 
 
+def sampled(token: int, piece: str, **more: Any) -> dict[str, Any]:
+    return {"token": token, "piece": piece, "is_end": False, "logprob": None, "top": []} | more
+
+
 def frames() -> list[dict[str, Any]]:
     table: list[tuple[str, str, int, tuple[dict[str, Any], bytes]]] = [
         ("load a range", "load", 1, load()),
@@ -145,7 +159,8 @@ def frames() -> list[dict[str, Any]]:
         ("open, greedy, without history", "open", 2, opening(1, [])),
         ("open with everything set", "open", 3, opening(
             2**64 - 1, [1, 49151, 0], temperature=0.7, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.1,
-            repeat_last_n=ALL, presence_penalty=-0.5, frequency_penalty=0.25, seed=2**64 - 1)),
+            repeat_last_n=ALL, presence_penalty=-0.5, frequency_penalty=0.25, seed=2**64 - 1, typical_p=0.9,
+            logprobs=20, logit_bias=[[0, -100.0], [49151, 2.5]], grammar='root ::= "é" [0-9]+', start=2)),
         ("step of tokens", "step", 4, step(1, 0, [0, 10], False, tokens=[1, 2, 49151])),
         ("step of one token through the whole model", "step", 5, step(1, 2047, [0, 30], True, tokens=[7])),
         ("step of a residual", "step", 6, step(1, 3, [10, 20], False, residual=floats(1.0, -0.5, 98407.0, 1e-30))),
@@ -163,22 +178,33 @@ def frames() -> list[dict[str, Any]]:
             bytes([1, 0, 0, 0]) + u32(2) + u8(1) + text("<|im_start|>") + u8(0) + text("<|im_end|>"))),
         ("pieces", "pieces", 13, ({"ids": [5, 6]}, ids([5, 6]))),
         ("no pieces", "pieces", 14, ({"ids": []}, ids([]))),
-        ("hello", "hello", 0, ({"version": 1, "engine": "llama.cpp 0c1e57098"}, u32(1) + text("llama.cpp 0c1e57098"))),
+        ("fork", "fork", 15, fork(2, 1, 2047, [7, 8], start=2048, temperature=1.0, logprobs=0)),
+        ("fork without a history", "fork", 16, fork(2**64 - 1, 2**63, 0, [])),
+        ("hello", "hello", 0, ({"version": 2, "engine": "llama.cpp 0c1e57098"}, u32(2) + text("llama.cpp 0c1e57098"))),
         ("loaded", "loaded", 1, (LOADED, loaded_body())),
         ("opened", "opened", 2, ({}, b"")),
         ("stepped, a residual", "stepped", 6, (
             {"compute_ns": 1_234_567, "residual": floats(2.0, -1.0, 0.5, 0.0), "sampled": None},
             u64(1_234_567) + bytes([1, 0, 0, 0]) + u32(4) + bytes.fromhex(floats(2.0, -1.0, 0.5, 0.0)))),
         ("stepped, half a character sampled", "stepped", 7, (
-            {"compute_ns": 2**64 - 1, "residual": "", "sampled": {"token": 49151, "piece": "f09f8c", "is_end": False}},
+            {"compute_ns": 2**64 - 1, "residual": "", "sampled": sampled(49151, "f09f8c")},
             u64(2**64 - 1) + bytes([2, 0, 0, 0]) + i32(49151) + bytes([0, 0, 0, 0]) + text(b"\xf0\x9f\x8c"))),
         ("stepped, the end sampled", "stepped", 8, (
-            {"compute_ns": 0, "residual": "", "sampled": {"token": 2, "piece": "", "is_end": True}},
+            {"compute_ns": 0, "residual": "", "sampled": sampled(2, "", is_end=True)},
             u64(0) + bytes([2, 0, 0, 0]) + i32(2) + bytes([1, 0, 0, 0]) + text(b""))),
+        ("stepped, with the chosen one's log-probability", "stepped", 9, (
+            {"compute_ns": 1, "residual": "", "sampled": sampled(2, "61", logprob=-0.5)},
+            u64(1) + bytes([2, 0, 0, 0]) + i32(2) + bytes([0, 1, 0, 0]) + text("a") + f64(-0.5) + u32(0))),
+        ("stepped, with the likeliest", "stepped", 10, (
+            {"compute_ns": 1, "residual": "",
+             "sampled": sampled(2, "61", logprob=-1.5, top=[[7, -0.25, "c3"], [3, -1.5, ""]])},
+            u64(1) + bytes([2, 0, 0, 0]) + i32(2) + bytes([0, 1, 0, 0]) + text("a") + f64(-1.5) + u32(2)
+            + i32(7) + f64(-0.25) + text(b"\xc3") + i32(3) + f64(-1.5) + text(""))),
         ("stepped, nothing asked of the tail", "stepped", 9, (
             {"compute_ns": 5, "residual": "", "sampled": None}, u64(5) + bytes([0, 0, 0, 0]))),
         ("truncated", "truncated", 8, ({}, b"")),
         ("closed", "closed", 9, ({}, b"")),
+        ("forked", "forked", 15, ({}, b"")),
         ("tokens", "tokens", 10, ({"ids": [1, 2, 3]}, ids([1, 2, 3]))),
         ("a piece that is no UTF-8, an empty one", "piece_list", 13, (
             {"pieces": ["ff", ""]}, u32(2) + text(b"\xff") + text(b""))),
@@ -227,6 +253,15 @@ def refused() -> list[dict[str, Any]]:
         ("open: repeat_penalty is 0", "open", opening(1, [], repeat_penalty=0.0)[1]),
         ("open: presence_penalty is NaN", "open", opening(1, [], presence_penalty=math.nan)[1]),
         ("open: frequency_penalty is infinite", "open", opening(1, [], frequency_penalty=-math.inf)[1]),
+        ("open: typical_p is 0", "open", opening(1, [], typical_p=0.0)[1]),
+        ("open: 21 log-probabilities", "open", opening(1, [], logprobs=21)[1]),
+        ("open: a bias that is NaN", "open", opening(1, [], logit_bias=[[1, math.nan]])[1]),
+        ("open: a bias of no token", "open", opening(1, [], logit_bias=[[-1, 0.0]])[1]),
+        ("open: biases out of order", "open", opening(1, [], logit_bias=[[2, 0.0], [1, 0.0]])[1]),
+        ("open: two biases of one token", "open", opening(1, [], logit_bias=[[2, 0.0], [2, 1.0]])[1]),
+        ("open: 1025 biases", "open", opening(1, [], logit_bias=[[i, 1.0] for i in range(1025)])[1]),
+        ("fork: negative temperature", "fork", fork(2, 1, 3, [], temperature=-0.1)[1]),
+        ("fork: short", "fork", fork(2, 1, 3, [])[1][:-1]),
         ("step: ends within the fixed fields", "step", one[:-1]),
         ("step: no tokens", "step", one + u32(0)),
         ("step: no residual", "step", step_start(1, 0, [10, 20], 0, 1) + u32(0)),
@@ -261,6 +296,28 @@ def refused() -> list[dict[str, Any]]:
         ("stepped: empty residual", "stepped", u64(0) + bytes([1, 0, 0, 0]) + u32(0)),
         ("stepped: residual beyond the body", "stepped", u64(0) + bytes([1, 0, 0, 0]) + u32(2) + bytes(4)),
         ("stepped: is_end is 2", "stepped", u64(0) + bytes([2, 0, 0, 0]) + i32(1) + bytes([2, 0, 0, 0]) + text("")),
+        (
+            "stepped: a log-probability over 0",
+            "stepped",
+            u64(0) + bytes([2, 0, 0, 0]) + i32(1) + bytes([0, 1, 0, 0]) + text("") + f64(0.1) + u32(0),
+        ),
+        (
+            "stepped: a log-probability that is infinite",
+            "stepped",
+            u64(0) + bytes([2, 0, 0, 0]) + i32(1) + bytes([0, 1, 0, 0]) + text("") + f64(-math.inf) + u32(0),
+        ),
+        (
+            "stepped: 21 likeliest",
+            "stepped",
+            u64(0)
+            + bytes([2, 0, 0, 0])
+            + i32(1)
+            + bytes([0, 1, 0, 0])
+            + text("")
+            + f64(-1.0)
+            + u32(21)
+            + 21 * (i32(1) + f64(-1.0) + text("")),
+        ),
         ("stepped: nothing, and more", "stepped", u64(0) + bytes([0, 0, 0, 0]) + u32(0)),
         ("piece_list: a piece beyond the body", "piece_list", u32(1) + u32(2) + b"a"),
         ("error: code is no UTF-8", "error", text(b"\xff") + text("")),
@@ -306,6 +363,8 @@ def draw53(seed: int, position: int) -> int:
 def choose(logits: list[float], history: list[int], s: dict[str, Any], position: int) -> int:
     """The reference: everything sorted, nothing clever."""
     values = list(logits)
+    for token, bias in s["logit_bias"]:
+        values[token] += bias
     window = history[max(0, len(history) - s["repeat_last_n"]) :]
     for token in set(window):
         value = values[token]
@@ -316,6 +375,18 @@ def choose(logits: list[float], history: list[int], s: dict[str, Any], position:
     if s["temperature"] == 0:
         return order[0]
     kept = order[: s["top_k"]] if s["top_k"] else order
+    if s["typical_p"] < 1:
+        total = math.fsum(math.exp(values[i] - best) for i in kept)
+        surprise = {i: math.log(total) - (values[i] - best) for i in kept}
+        expected = math.fsum(math.exp(-surprise[i]) * surprise[i] for i in kept)
+        near = sorted(kept, key=lambda i: (abs(surprise[i] - expected), -values[i], i))
+        mass, kept = 0.0, []
+        for i in near:
+            if kept and mass >= s["typical_p"] * total:
+                break
+            kept.append(i)
+            mass += math.exp(values[i] - best)
+        kept.sort(key=lambda i: (-values[i], i))
     if s["top_p"] < 1:
         total = math.fsum(math.exp(values[i] - best) for i in kept)
         mass, count = 0.0, 0
@@ -358,6 +429,13 @@ def samples() -> list[dict[str, Any]]:
         ("top_p after top_k", hill, [], {"temperature": 5.0, "top_k": 4, "top_p": 0.7, "seed": 9}),
         ("min_p", hill, [], {"temperature": 5.0, "min_p": 0.4, "seed": 10}),
         ("min_p 1 keeps the best", hill, [], {"temperature": 5.0, "min_p": 1.0, "seed": 11}),
+        ("typical_p", hill, [], {"temperature": 5.0, "typical_p": 0.6, "seed": 14}),
+        ("typical_p leaves the best out", [4.0] + [1.0] * 39, [], {"temperature": 5.0, "typical_p": 0.2, "seed": 15}),
+        ("typical_p before top_p", hill, [], {"temperature": 5.0, "typical_p": 0.8, "top_p": 0.6, "seed": 16}),
+        ("a bias", hill, [], {"logit_bias": [[6, 3.0]]}),
+        ("a bias against the best", hill, [], {
+            "temperature": 1.0, "logit_bias": [[1, -100.0], [3, -100.0]], "seed": 17}),
+        ("a bias before penalties", hill, [6], {"logit_bias": [[6, 2.5]], "repeat_penalty": 2.0}),
         ("all filters", long, [3, 5, 8] * 30, {
             "temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1,
             "presence_penalty": 0.25, "frequency_penalty": 0.125, "seed": 2**64 - 1}),
@@ -374,11 +452,24 @@ def samples() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def logprobs() -> list[dict[str, Any]]:
+    """To twelve digits: the last bits of exp and log are nobody's promise."""
+    cases = [([0.5, 2.0, -1.0, 2.0, 1.5], 2, 3), ([0.0] * 4, 3, 9), ([90.0, -90.0], 1, 0)]
+    rows = []
+    for logits, token, count in cases:
+        best = max(logits)
+        total = best + math.log(math.fsum(math.exp(x - best) for x in logits))
+        order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:count]
+        told = [[i, float(f"{min(logits[i] - total, 0.0):.12g}")] for i in (token, *order)]
+        rows.append({"logits": logits, "token": token, "count": count, "told": told})
+    return rows
+
+
 def document() -> dict[str, Any]:
     return {
         "what": "frames between node and worker, and sampling; see protocol/05-worker.md",
         "provenance": "python tests/wire/worker_vectors.py; philox: the known answers published with Random123",
-        "version": 1,
+        "version": 2,
         "frames": frames(),
         "refused": refused(),
         "lost": lost(),
@@ -393,6 +484,7 @@ def document() -> dict[str, Any]:
             for seed in (0, 1, 2**32, 2**64 - 1) for position in (0, 1, 2**32, 2**64 - 1)
         ],
         "sample": samples(),
+        "logprobs": logprobs(),
     }  # fmt: skip
 
 

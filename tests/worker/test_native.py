@@ -50,11 +50,21 @@ def test_frames_and_sampling_fit_the_vectors(pytestconfig: pytest.Config) -> Non
     """Each frame at every byte split, each wrong one refused, under the sanitizers."""
     assert pytestconfig.cache is not None
     flags = ("-std=c++20", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-Wall", "-Wextra", "-Werror")
-    sources = ("test_frames.cpp", "frames.cpp", "sample.cpp")
+    sources = ("test_frames.cpp", "frames.cpp", "sample.cpp", "grammar.cpp")
     test = compile_native(pytestconfig.cache.mkdir("native"), "test_frames", sources, flags)
     done = subprocess.run([test, VECTORS_FILE], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" 0 failures\n")
+
+
+def test_grammars(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.cache is not None
+    sanitized = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
+    flags = ("-std=c++20", "-O1", *sanitized, "-Wall", "-Wextra", "-Werror")
+    sources = ("test_grammar.cpp", "grammar.cpp", "sample.cpp")
+    test = compile_native(pytestconfig.cache.mkdir("native"), "test_grammar", sources, flags)
+    done = subprocess.run([test], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "grammar: 0 failures\n"), done.stderr
 
 
 def test_the_end_of_input_is_the_end(fake_worker: Path) -> None:
@@ -117,6 +127,9 @@ def test_input_that_ends_within_a_frame(fake_worker: Path, load: bytes, cut: int
     assert "the input ends within" in log
 
 
+GRAMMARS = ("", "root ::= .*", "root ::= [a-z]", "root ::= root")
+
+
 def any_message(rng: random.Random, number: int) -> say.Message:
     """Mostly what could be meant, often not at the right time."""
     handle = rng.randrange(5)
@@ -126,7 +139,8 @@ def any_message(rng: random.Random, number: int) -> say.Message:
     rows = os.urandom(64 * rng.randrange(1, 4)) if rng.random() < 0.5 else bytes(64)
     sample = rng.random() < 0.5
     return rng.choice([
-        say.Open(handle, say.Sampling(rng.choice([0.0, 1.0]), seed=number), tokens[:3]),
+        say.Open(handle, say.Sampling(rng.choice([0.0, 1.0]), seed=number), 0, tokens[:3]),
+        say.Fork(handle, rng.randrange(5), rng.choice([0, 0, 1, 2, 99]), say.Sampling(grammar=rng.choice(GRAMMARS))),
         say.Step(handle, first, layers, sample, tokens=tokens),
         say.Step(handle, first, layers, sample, tokens=tokens),
         say.Step(handle, first, layers, sample, residual=rows),

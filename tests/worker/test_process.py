@@ -113,7 +113,7 @@ async def test_no_such_binary_and_no_program(tmp_path: Path, spec: Spec) -> None
         ("sys.exit(9)", "worker_died", "status 9"),
         ("os.kill(os.getpid(), 11)", "worker_died", "SIGSEGV"),
         ("say(b'usage: worker [OPTION]...\\n'); time.sleep(9)", "worker_died", "no reply"),
-        (f"say({hello(version=2)}); time.sleep(9)", "version_mismatch", "version 2"),
+        (f"say({hello(version=1)}); time.sleep(9)", "version_mismatch", "version 1"),
         (f"say({hello()[:-3]}'); os.close(1); time.sleep(9)", "worker_died", "closed its output"),
         (f"say({hello()}); say({hello()}); time.sleep(9)", "worker_died", "no request"),
         (answer([0, 0, 0, 0, 0x82, 0, 0, 0, 1] + [0] * 7), "worker_died", "another's kind"),
