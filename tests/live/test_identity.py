@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
 import split_model
+from meshnode.errors import MeshError
 from meshnode.ids import parse_layers
-from tests.node.conftest import TestMesh, open_mesh
+from tests.artifact.changes import flip
+from tests.node.conftest import TestMesh, settled  # noqa: F401
+from tests.node.conftest import open_mesh as node_mesh
 
 from .conftest import mapped
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("settled")]
 
 PROMPT = "The capital of France is"
 TOKENS = 12
@@ -38,6 +42,9 @@ def elsewhere(shards: list[Path], tmp_path_factory: pytest.TempPathFactory) -> l
         links.append(root / "snapshot" / shard.name)
         links[-1].symlink_to(f"../blobs/{number:x}")
     return links
+
+
+open_mesh = partial(node_mesh, within_s=60.0)
 
 
 async def ids(mesh: TestMesh) -> list[int]:
@@ -77,3 +84,31 @@ async def test_a_set_of_one_is_a_file(model: Path, worker_binary: Path, tmp_path
     async with open_mesh(only, worker_binary, "0-30") as mesh:
         assert (await mesh.ready()).startswith("sha256:")
         assert await ids(mesh) == expected
+
+
+async def test_a_flipped_bit_is_never_chosen_and_refused_when_it_comes_later(
+    model: Path, worker_binary: Path, tmp_path: Path, expected: list[int]
+) -> None:
+    copies = [tmp_path / name for name in ("it's a copy", "flipped", "spare")]
+    for copy in copies:
+        shutil.copyfile(model, copy)
+    flip(copies[1])
+    async with open_mesh(model, worker_binary, "0-14") as mesh:
+        await mesh.add(parse_layers("14-30"), model=copies[0])
+        flipped = await mesh.add(parse_layers("0-14"), model=copies[1])
+        await mesh.ready()
+        sound, other = ({h["artifact"] for h in node.status()["holdings"]} for node in (mesh.nodes[0], flipped))
+        [artifact] = sound - other
+        answer = await mesh.ask(artifact, PROMPT, max_tokens=TOKENS)
+        assert answer["token_ids"] == expected
+        assert [hop["peer"] for hop in answer["route"]] == [node.network.peer for node in mesh.nodes[:2]]
+        flip(copies[0])
+        with pytest.raises(MeshError) as caught:
+            await mesh.ask(artifact, PROMPT, max_tokens=TOKENS)
+        assert "identity_changed" in caught.value.message
+        await mesh.add(parse_layers("14-30"), model=copies[2])
+        while mesh.nodes[-1].status()["state"] != "ready":
+            await trio.sleep(0.02)
+        answer = await mesh.ask(artifact, PROMPT, max_tokens=TOKENS)
+        assert answer["token_ids"] == expected
+        assert [hop["peer"] for hop in answer["route"]] == [mesh.nodes[n].network.peer for n in (0, -1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,9 +16,10 @@ import make_fixtures
 from meshnode.api.requests import RunRequest
 from meshnode.config import LOOPBACK, Mesh, NodeConfig
 from meshnode.ids import Layers, parse_layers
-from meshnode.node import Node, ServeModel, open_node
+from meshnode.node import Node, ServeModel, load, open_node
 
 N_LAYER = 6
+HOUR_NS = 3_600_000_000_000
 TTL_S = 1.0
 TEST_S = 15.0  # far above what any of these tests takes
 CONFIG = NodeConfig(listen=LOOPBACK, lease_ttl_s=TTL_S, hop_timeout_s=2.0, threads=1, max_sessions=3, chunk=64)
@@ -90,6 +92,18 @@ class TestMesh:
 
 
 @pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour ahead, fresh files count as old, so that their stamps are trusted."""
+
+    class Ahead:
+        @staticmethod
+        def time_ns() -> int:
+            return time.time_ns() + HOUR_NS
+
+    monkeypatch.setattr(load, "time", Ahead)
+
+
+@pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sound file of six layers; the toy model in the worker is told to have its shape."""
     [path] = make_fixtures.write("q8_0-tied", tmp_path)
@@ -98,11 +112,13 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @asynccontextmanager
-async def open_mesh(model: Path, worker: Path, *ranges: str | tuple[str, ...]) -> AsyncIterator[TestMesh]:
+async def open_mesh(
+    model: Path, worker: Path, *ranges: str | tuple[str, ...], within_s: float = TEST_S
+) -> AsyncIterator[TestMesh]:
     """A mesh of one node each range or ranges, and an entry node."""
     failure = None
     async with trio.open_nursery() as nursery:
-        nursery.cancel_scope.deadline = trio.current_time() + TEST_S
+        nursery.cancel_scope.deadline = trio.current_time() + within_s
         mesh = TestMesh(nursery, model, worker)
         for part in ranges:
             parts = (part,) if isinstance(part, str) else part

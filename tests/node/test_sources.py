@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,19 +24,7 @@ from tests.artifact.changes import CHANGES, flip
 
 from .conftest import CONFIG, open_mesh
 
-HOUR_NS = 3_600_000_000_000
-
-
-@pytest.fixture(autouse=True)
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour ahead, fresh files count as old, so that stamps have to tell what bytes told else."""
-
-    class Ahead:
-        @staticmethod
-        def time_ns() -> int:
-            return time.time_ns() + HOUR_NS
-
-    monkeypatch.setattr(load, "time", Ahead)
+pytestmark = pytest.mark.usefixtures("settled")  # so that stamps have to tell what bytes told else
 
 
 class Stage:
