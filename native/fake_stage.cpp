@@ -185,8 +185,8 @@ class FakeStage final : public Stage {
             throw StageError("context_exceeded", "the step does not fit the context");
         }
         for (float x : step.residual) {
-            if (!std::isfinite(x)) {
-                throw StageError("bad_activation", "an activation is not finite");
+            if (!(std::abs(x) < kAbsurd)) {
+                throw StageError("bad_activation", "an activation is not finite, or absurd");
             }
         }
         for (int32_t t : step.tokens) {

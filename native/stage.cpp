@@ -415,8 +415,8 @@ class Engine final : public Stage {
         for (int32_t token : step.tokens) {
             check_token(token);
         }
-        if (!std::all_of(step.residual.begin(), step.residual.end(), [](float x) { return std::isfinite(x); })) {
-            throw StageError("bad_activation", "the residual is not finite");
+        if (!std::all_of(step.residual.begin(), step.residual.end(), [](float x) { return std::abs(x) < kAbsurd; })) {
+            throw StageError("bad_activation", "the residual is not finite, or absurd");
         }
     }
 

@@ -58,6 +58,9 @@ struct Loaded {
     std::string fingerprint;  // hex SHA-256 of the bits of a fixed probe
 };
 
+// Of a residual's values. Gemma's reach 98,407; below this a norm's sum of squares stays finite at any width.
+constexpr float kAbsurd = 1e8f;
+
 // One push: n consecutive positions of one session.
 struct Step {
     uint32_t                 slot      = 0;  // KV stream, 0 <= slot < n_sessions
@@ -96,7 +99,7 @@ class Stage {
     // All steps share one effective range and are computed as one batch; at most one step a slot.
     // Throws StageError: bad_layers (not within the holding), cache_miss (first_pos is not where the slot ends, or its
     // positions were computed in fewer layers), context_exceeded, bad_frame (shape, token id), bad_activation (not
-    // finite), unsupported_architecture (cannot be cut there). State of every slot is untouched when it throws;
+    // finite, or absurd), unsupported_architecture (cannot be cut there). State of every slot is untouched when it throws;
     // where the certificate says that nothing can be truncated, what failed to compute empties the slots of the batch.
     virtual std::vector<StepOutput> forward(std::span<const Step> steps, Layers effective) = 0;
 

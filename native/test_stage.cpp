@@ -130,7 +130,7 @@ void residuals(Stage & stage) {
     auto forward = [&] { return stage.forward(std::span(&step, 1), held); };
     check(forward()[0].residual.size() == row.size(), "a middle stage gives a row for a row");
     step.first_pos = 2;
-    for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 1e8f, -2e8f}) {
         row[width] = bad;
         refuses("bad_activation", "a residual that is not finite", forward);
     }

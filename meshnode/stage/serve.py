@@ -345,6 +345,8 @@ class Stage:
             alone = len(parts) == 1
             digest = message.bundle[0].sha256 if alone else hashlib.sha256(rows).digest()
             try:
+                if not hop.is_head:
+                    activation.check_rows(rows)
                 # rows of a shared frame are copied, or a small push would keep all of it
                 hop.accept_push(push, rows if alone else memoryview(bytes(rows)), digest)
                 self._by_lease[push.lease].book.apply(hop.key, push.epoch, Event.PUSH, trio.current_time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from typing import Any
 
 import pytest
@@ -100,7 +101,10 @@ async def test_a_session_of_one_entry_node_cannot_be_ended_by_another(mesh_of: A
         assert mine in mesh.nodes[0].stage.hops
 
 
-async def test_a_fault_in_one_session_is_not_the_links(mesh_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 2e8])
+async def test_a_fault_in_one_session_is_not_the_links(
+    mesh_of: Any, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
     """One session's worker gives what cannot be; another session goes over the same two links meanwhile."""
     async with mesh_of("0-3", "3-6") as mesh:
         model = await mesh.ready()
@@ -109,8 +113,8 @@ async def test_a_fault_in_one_session_is_not_the_links(mesh_of: Any, monkeypatch
         async def step(self: Worker, handle: int, first: int, layers: Any, **rows: Any) -> Any:
             stepped = await honest(self, handle, first, layers, **rows)
             if layers == (0, 3) and handle in bad:
-                nan = b"\0\0\xc0\x7f" * (len(stepped.residual) // 4)
-                return dataclasses.replace(stepped, residual=nan)
+                absurd = struct.pack("<f", value) * (len(stepped.residual) // 4)
+                return dataclasses.replace(stepped, residual=absurd)
             return stepped
 
         monkeypatch.setattr(Worker, "step", step)
@@ -129,7 +133,7 @@ async def test_a_fault_in_one_session_is_not_the_links(mesh_of: Any, monkeypatch
             bad += [hop.handle for hop in mesh.nodes[0].stage.hops.values()]
             fine = await mesh.ask(model, prompt="other", max_tokens=60)
         assert len(fine["token_ids"]) == 60
-        assert "bad_activation" in told[0].message
+        assert f"the hop {mesh.nodes[0].network.peer} (layers 0-3) failed: bad_activation" in told[0].message
 
 
 async def test_what_nobody_foresaw_ends_a_session_and_no_node(mesh_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
