@@ -20,7 +20,7 @@ help:
 	@echo "make demo             a mesh of three nodes on this machine answers a question"
 	@echo "make test             every check and test"
 	@echo "make setup            the environment in .venv"
-	@echo "make worker           the engine's worker, built once a machine"
+	@echo "make worker           the engine's worker, built once a machine: make worker CMAKE_ARGS=-DGGML_CUDA=ON"
 	@echo "make model            SmolLM2-135M-Instruct, for the demo and the live tests"
 	@echo "make lint             style, types, floors, generated documents"
 	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
@@ -39,6 +39,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing the environment"
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@rm -f .venv/.made-from-* && touch $@
+
+# CMAKE_ARGS="-DGGML_CUDA=ON": options of the engine's build, as MESHNODE_CMAKE_ARGS gives them to every command
+export MESHNODE_CMAKE_ARGS ?= $(CMAKE_ARGS)
 
 worker: $(STAMP)
 	@$(PY) -m meshnode.worker.build

@@ -70,6 +70,18 @@ class Log {
     std::string text_;
 };
 
+// The device that takes every layer held, if the engine was built for one and the machine has it.
+ggml_backend_dev_t gpu() {
+    Log::get();  // loads the backends
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU);
+}
+
+std::string backend() {
+    std::string name = gpu() ? ggml_backend_reg_name(ggml_backend_dev_backend_reg(gpu())) : "cpu";
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+    return name;
+}
+
 // Which kernels run is a switch of the whole process.
 void select_numerics(Numerics numerics) {
     static std::once_flag once;
@@ -121,6 +133,10 @@ class Engine final : public Stage {
         if (options.n_ctx < 1 || options.max_step < 1 || options.n_threads < 1 || options.n_ctx > kMostCells ||
             options.max_step > kMostCells || options.n_threads > kMostThreads) {
             throw StageError("bad_frame", "context, step and threads must be positive and sane");
+        }
+        if (gpu() && options.numerics == Numerics::invariant) {
+            throw StageError("bad_config", "this worker computes on " + backend() +
+                                               ", where only fast numerics can be had, not invariant");
         }
         select_numerics(options.numerics);
         load(options);
@@ -288,7 +304,7 @@ class Engine final : public Stage {
 
         llama_model_params mp = llama_model_default_params();
         mp.load_mode       = LLAMA_LOAD_MODE_MMAP;
-        mp.n_gpu_layers    = 0;
+        mp.n_gpu_layers    = gpu() ? INT32_MAX : 0;
         mp.use_extra_bufts = !invariant;  // repacked weights round differently
         mp.layer_begin     = options.layers.begin;
         mp.layer_end       = options.layers.end;
@@ -370,8 +386,9 @@ class Engine final : public Stage {
                               (planes ? "4" : "1") + ",\"truncate\":\"" + (truncates_ ? "any" : "none") + "\"}";
         const char * rope   = facts.rope_short_to == 0 ? "" :
                               int64_t(llama_n_ctx_seq(context_.get())) > facts.rope_short_to ? "long" : "short";
-        loaded_.recipe      = recipe(options.numerics, ggml_type_name(kKvType), fast, fast, rope);
-        loaded_.fingerprint = fingerprint(facts.types, fast);
+        const Numbers numbers{options.numerics, ggml_type_name(kKvType), fast, fast, rope, backend()};
+        loaded_.recipe      = recipe(numbers);
+        loaded_.fingerprint = fingerprint(facts.types, numbers);
     }
 
     // Everything the engine would answer with an assertion, that is the end of the process, is caught here.

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ import tarfile
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..artifact import architectures
@@ -36,11 +37,12 @@ from .patch import PatchError, apply
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 LAYOUT = 1  # of the folders in the cache
 CMAKE_MIN = (3, 20)
-LIBRARIES = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
+LIBRARIES = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")  # every build has these
+FURTHER_LIBRARIES = "libggml-*.a"  # of the backends that were asked for
 HEADERS = ("include/*.h", "ggml/include/*.h", "src/llama-ext.h")  # flat in include/ of the built engine
 TARGETS = {  # what is built: executables, whether the engine is patched
     "worker": (("meshnode-worker",), True),
-    "tests": (("test_exact", "test_stage", "greedy"), True),
+    "tests": (("test_exact", "test_stage", "test_probe", "greedy"), True),
     "sweep": (("test_exact", "test_requantize", "make_models"), True),
     "upstream": (("parity_upstream",), False),
 }
@@ -62,8 +64,10 @@ class Pin:
 
     @classmethod
     def load(cls, native: Path = NATIVE) -> Pin:
+        """With the options of MESHNODE_CMAKE_ARGS over the file's. Raises MeshError: build_failed, bad_config."""
         try:
-            return cls(**tomllib.loads((native / "pin.toml").read_text()))
+            pin = cls(**tomllib.loads((native / "pin.toml").read_text()))
+            return replace(pin, cmake=pin.cmake | cmake_options(os.environ.get("MESHNODE_CMAKE_ARGS", "")))
         except FileNotFoundError as error:
             hint = "run from a checkout, installed with `pip install -e .`"
             raise MeshError("build_failed", "the worker's sources are not beside the package", hint=hint) from error
@@ -101,6 +105,20 @@ class Tools:
             macros = _output(compiler, "-march=native", "-dM", "-E", "-x", language, os.devnull)
             out.append("\n".join(sorted(macros.splitlines())))
         return out
+
+
+def cmake_options(text: str) -> dict[str, str]:
+    """`-DGGML_CUDA=ON -D...` as settings of the engine's build. Raises MeshError bad_config."""
+    hint = "write MESHNODE_CMAKE_ARGS as -DNAME=VALUE, parted by spaces"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise MeshError("bad_config", f"the CMake options cannot be read: {error}", hint=hint) from None
+    found = [re.fullmatch(r"-D([A-Za-z_]\w*)(?::[A-Z]+)?=(.*)", word, re.DOTALL) for word in words]
+    for word, match in zip(words, found, strict=True):
+        if match is None:
+            raise MeshError("bad_config", f"{word[:80]!r} is no CMake option", hint=hint)
+    return {match[1]: match[2] for match in found if match}
 
 
 def worker_path(*, progress: Progress | None = None) -> Path:
@@ -157,6 +175,12 @@ class Builder:
             sources += [(p.name, p.read_text(encoding="utf-8")) for p in sorted((NATIVE / "generator").glob("*.h"))]
         return self.root / f"{self.target}-{_digest([LAYOUT, self.engine.name, self.target, sources])[:16]}"
 
+    @property
+    def engine_build(self) -> str:
+        """What else fixes the engine's numbers, for its recipe: compiler and options; the CPU's features it knows."""
+        options = _digest(sorted(self.pin.cmake.items()))[:16]
+        return f"{_output(self.tools.cxx, '--version').splitlines()[0]}, options {options}"
+
     def build(self) -> Path:
         engine, folder = self.engine, self.folder
         if not folder.exists():
@@ -184,8 +208,9 @@ class Builder:
         self._cmake("engine", source, made, self.pin.cmake, ("llama",))
         (out / "lib").mkdir()
         (out / "include").mkdir()
-        for name in LIBRARIES:
-            shutil.copy2(next(made.rglob(name)), out / "lib" / name)
+        found = {path.name: path for pattern in (*LIBRARIES, FURTHER_LIBRARIES) for path in made.rglob(pattern)}
+        for name in sorted({*LIBRARIES, *found}):
+            shutil.copy2(found[name], out / "lib" / name)
         for pattern in HEADERS:
             for header in source.glob(pattern):
                 shutil.copy2(header, out / "include" / header.name)
@@ -208,6 +233,7 @@ class Builder:
             "ENGINE": str(self.engine),
             "ENGINE_PIN": f"{self.pin.package} {self.pin.version} {self.pin.sha256[:16]}",
             "ENGINE_PATCHES": self.patches_digest[:16],
+            "ENGINE_BUILD": self.engine_build,
         }
         if self.target == "sweep":  # the engine's generator of test models is no part of its libraries
             self._unpack_patched(source := out.parent / "source")

@@ -34,5 +34,9 @@ def test_no_bit_changes_with_the_fast_kernels(native_tests: Path, model: Path) -
     assert "\nok: " in passes(native_tests / "test_exact", model, "--fast", "--cut", "1", "--cut", "17", "--cut", "29")
 
 
+def test_the_fingerprint_tells_kernels_apart(native_tests: Path) -> None:
+    assert passes(native_tests / "test_probe").endswith("ok\n")
+
+
 def test_what_a_stage_refuses(native_tests: Path, model: Path) -> None:
     assert passes(native_tests / "test_stage", model) == "ok\n"

@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ ENGINE = {
         cmake_minimum_required(VERSION 3.20)
         project(toy LANGUAGES C CXX)
         add_library(llama STATIC src/llama.cpp)
-        foreach(name ggml ggml-cpu ggml-base)
+        foreach(name ggml ggml-cpu ggml-base ggml-more)
             add_library(${name} STATIC src/ggml.cpp)
         endforeach()
-        add_dependencies(llama ggml ggml-cpu ggml-base)
+        add_dependencies(llama ggml ggml-cpu ggml-base ggml-more)
     """,
     "include/llama.h": "int answer();\n",
     "src/llama-ext.h": "\n",
@@ -154,6 +154,38 @@ def test_what_decides_the_key(native: Path) -> None:
     upstream = builder.Builder.make("upstream", None)
     assert upstream.engine.name != keys()[0]
     assert upstream.patches == ()
+
+
+def test_options_of_the_engine_pass_through(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = builder.Builder.make("worker", None)
+    monkeypatch.setenv("MESHNODE_CMAKE_ARGS", "-DGGML_LLAMAFILE=OFF '-DCMAKE_CXX_FLAGS:STRING=-O1 -DNOTHING=1'")
+    other = builder.Builder.make("worker", None)
+    assert other.pin.cmake == {
+        "CMAKE_BUILD_TYPE": "Release", "GGML_LLAMAFILE": "OFF", "CMAKE_CXX_FLAGS": "-O1 -DNOTHING=1"
+    }  # fmt: skip
+    assert (other.engine != usual.engine, other.folder != usual.folder) == (True, True)
+    assert other.engine_build != usual.engine_build, "its recipe is another"
+    commands: list[Sequence[str]] = []
+    original = builder._run
+
+    def spy(command: Sequence[str], *rest: Any) -> None:
+        commands.append(command)
+        original(command, *rest)
+
+    monkeypatch.setattr(builder, "_run", spy)
+    assert run(builder.worker_path()) == 42
+    engine, worker = [command for command in commands if "-S" in command]
+    assert {"-DGGML_LLAMAFILE=OFF", "-DCMAKE_CXX_FLAGS=-O1 -DNOTHING=1"} <= set(engine)
+    assert f"-DENGINE_BUILD={other.engine_build}" in worker
+    assert (other.engine / "lib" / "libggml-more.a").exists(), "a backend's library goes with it"
+
+
+@pytest.mark.parametrize("text", ["-DX", "GGML_CUDA=ON", "--fresh", "-G Ninja", "-D", "'-DX=1"])
+def test_options_that_are_none(native: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MESHNODE_CMAKE_ARGS", text)
+    with pytest.raises(MeshError) as refused:
+        builder.Builder.make("worker", None)
+    assert refused.value.code == "bad_config"
 
 
 def test_a_failed_build_leaves_nothing_and_says_why(native: Path) -> None:
