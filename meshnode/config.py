@@ -107,6 +107,7 @@ class NodeConfig:
     context: int | None = None  # None: CONTEXT, or the model's own when that is smaller
     threads: int = 0  # threads of each worker; 0: one a core this process may use
     numerics: str = "invariant"
+    retry_crashed: bool = False  # load also what crashed a worker before
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -163,6 +164,10 @@ class Home:
     @property
     def ledger_path(self) -> Path:
         return self.path / "ledger.sqlite"
+
+    @property
+    def quarantine_path(self) -> Path:
+        return self.path / "quarantine.json"
 
     @property
     def log_path(self) -> Path:

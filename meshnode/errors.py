@@ -30,6 +30,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "unsupported_architecture": (3, "the engine is not proven for this architecture", "serve another model"),
     "unproven_numerics": (3, "such numerics are not proven for these weights", "serve them with the other --numerics"),
     "bad_model": (3, "the engine could not load the model", "run `meshnode identify` on the file"),
+    "quarantined": (3, "the file crashed a worker of this build", "serve with --retry-crashed to try it again"),
     "bad_layers": (2, "the layers are not a range of the model", "give A-B with 0 <= A < B <= number of layers"),
     "out_of_memory": (6, "memory does not suffice", "hold fewer layers, sessions or a shorter context"),
     "cancelled": (130, "it was cancelled", "ask again"),

@@ -3,7 +3,7 @@
 //
 // The "model" is any file. One that begins with "meshnode-fake L E V" has L layers, E channels and V tokens; another
 // has those of the environment's MESHNODE_FAKE_SHAPE="L E V", else 6 16 300. Token ids below 256 are bytes.
-// MESHNODE_FAKE_TEMPLATE is its chat template. With MESHNODE_FAKE_LOG set it logs the size of each batch.
+// MESHNODE_FAKE_TEMPLATE is its chat template; MESHNODE_FAKE_ABORT says when it aborts: load, step. With MESHNODE_FAKE_LOG set it logs the size of each batch.
 #include <unistd.h>
 
 #include <chrono>
@@ -39,9 +39,16 @@ float noise(uint32_t a, uint32_t b) {  // in [-1, 1)
     return float(int32_t(x ^ x >> 15)) * 0x1p-31f;
 }
 
+void abort_at(const std::string & when) {
+    if (const char * said = std::getenv("MESHNODE_FAKE_ABORT"); said && said == when) {
+        std::abort();
+    }
+}
+
 class FakeStage final : public Stage {
   public:
     explicit FakeStage(const LoadOptions & o) {
+        abort_at("load");
         std::ifstream file(o.paths.at(0));
         if (!file) {
             throw StageError("bad_model", "the file cannot be read");
@@ -82,6 +89,7 @@ class FakeStage final : public Stage {
     const Loaded & loaded() const override { return loaded_; }
 
     std::vector<StepOutput> forward(std::span<const Step> steps, Layers e) override {
+        abort_at("step");
         const auto n_embd = size_t(loaded_.n_embd);
         if (e.begin < loaded_.layers.begin || e.end > loaded_.layers.end || e.begin >= e.end) {
             throw StageError("bad_layers", "the effective range is not within the holding");

@@ -54,6 +54,7 @@ def _within(name: str) -> click.IntRange:
     show_default=True,
     help="Where a model's bytes may come from.",
 )
+@click.option("--retry-crashed", is_flag=True, help="Load also a model that crashed a worker before.")
 @click.option("--lease-ttl", type=click.FloatRange(*LIMITS["lease_ttl_s"]), default=NodeConfig.lease_ttl_s, hidden=True)
 @click.option(
     "--hop-timeout", type=click.FloatRange(*LIMITS["hop_timeout_s"]), default=NodeConfig.hop_timeout_s, hidden=True
@@ -70,6 +71,7 @@ def command(
     sessions: int,
     context: int | None,
     numerics: str,
+    retry_crashed: bool,
     source: str,
     lease_ttl: float,
     hop_timeout: float,
@@ -92,6 +94,7 @@ def command(
         context=context,
         threads=threads,
         numerics=numerics,
+        retry_crashed=retry_crashed,
     )
     policy = Policy(source)
     policy.check_available()

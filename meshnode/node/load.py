@@ -22,8 +22,9 @@ from ..errors import CODES, MeshError
 from ..ids import ArtifactId, Layers
 from ..route.lease import LeaseBook
 from ..stage import Holding, Stage
-from ..worker import ChatTemplate, LoadSpec, Sampling, Worker, open_template, open_worker
+from ..worker import ChatTemplate, LoadSpec, Sampling, Worker, WorkerCrashed, open_template, open_worker
 from ..worker.build import worker_path
+from .quarantine import Quarantine, program_key
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +46,21 @@ class Loading:
     """One model on its way to being served, and while it is.
 
     MeshError of its file, not_available or bad_layers when it is made: before anything is bound. policies: of the
-    node's loads.
+    node's loads; quarantine: what crashed a worker.
     """
 
     def __init__(
-        self, model: ServeModel, config: NodeConfig, catalogue: Catalogue, policies: Policies | None = None
+        self,
+        model: ServeModel,
+        config: NodeConfig,
+        catalogue: Catalogue,
+        policies: Policies | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         model.policy.check_available()
         self.policy = model.policy
         self._policies = policies or Policies()
+        self._quarantine = quarantine or Quarantine(None)
         self._path = model.path
         self._config = config
         self._catalogue = catalogue
@@ -95,20 +102,30 @@ class Loading:
             binary = worker if worker is not None else await trio.to_thread.run_sync(worker_path)
             assert self.artifact is not None
             with self._policies.registered(self.artifact, self.policy):
-                await self._keep_serving(stage, on_ready, binary)
+                await self._keep_serving(stage, on_ready, binary, await trio.to_thread.run_sync(program_key, binary))
         except MeshError as error:
             self.state, self.error = "failed", error
             raise
 
-    async def _keep_serving(self, stage: Stage, on_ready: Callable[[], None], binary: Path) -> None:
-        pause, ready_once = FIRST_PAUSE_S, False
+    async def _keep_serving(self, stage: Stage, on_ready: Callable[[], None], binary: Path, program: str) -> None:
+        assert self.artifact is not None
+        if not self._config.retry_crashed:
+            self._quarantine.check(self.artifact, program)
+        artifact, pause, ready_once = self.artifact, FIRST_PAUSE_S, False
+
+        def ready() -> None:
+            self._quarantine.lift(artifact, program)
+            on_ready()
+
         while not self._changed.is_set():
             began = trio.current_time()
             try:
-                fault = await self._serve_once(stage, on_ready, binary)
+                fault = await self._serve_once(stage, ready, binary)
                 ready_once = True
             except MeshError as error:
                 if not ready_once:
+                    if isinstance(error, WorkerCrashed):  # in loading, or in the steps that prove that it computes
+                        self._quarantine.add(self.artifact, program, f"{error.message} on loading layers {self.layers}")
                     raise
                 fault = error  # what has served once is tried again, whatever becomes of it; the node stays up
             self.state, self.error = "failed", fault

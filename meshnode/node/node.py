@@ -29,6 +29,7 @@ from ..stage import Stage
 from ..wire.invite import Invite
 from . import views
 from .load import Loading, ServeModel
+from .quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -204,8 +205,9 @@ async def open_node(
         cache = IdentityCache(kept.catalogue_path if kept is not None else ":memory:")
         held.callback(cache.close)
         catalogue = Catalogue(cache)
+        quarantine = Quarantine(kept.quarantine_path if kept is not None else None)
         policies = Policies()
-        loadings = [Loading(model, config, catalogue, policies) for model in models]
+        loadings = [Loading(model, config, catalogue, policies, quarantine) for model in models]
         key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
         membership = Membership(mesh.mesh_id, mesh.secret)
         known = usable(bootstrap)

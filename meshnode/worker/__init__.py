@@ -2,8 +2,10 @@
 
 from ..wire.worker_messages import Loaded, Sampled, Sampling, Stepped
 from .conversation import LoadSpec, Worker, open_worker
+from .process import WorkerCrashed
 from .template import ChatTemplate, open_template
 
 __all__ = [
-    "ChatTemplate", "LoadSpec", "Loaded", "Sampled", "Sampling", "Stepped", "Worker", "open_template", "open_worker",
+    "ChatTemplate", "LoadSpec", "Loaded", "Sampled", "Sampling", "Stepped", "Worker", "WorkerCrashed", "open_template",
+    "open_worker",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from ..errors import MeshError
 from ..wire import worker as wire
 from ..wire import worker_messages as say
 from ..wire.worker_messages import Buffer, ChatFacts, Loaded, Sampling, Stepped
-from .process import Process, describe_exit
+from .process import Process, ended
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Worker:
     def _again(self) -> MeshError:
         """The fault as an error of its own for each caller, so that their tracebacks stay apart."""
         fault = self.fault or MeshError("internal", "a call ended without a reply")
-        return MeshError(fault.code, fault.message, hint=fault.hint)
+        return type(fault)(fault.code, fault.message, hint=fault.hint)
 
     def _fail(self, fault: MeshError) -> None:
         """The first fault stands: kill the worker and wake whoever waits."""
@@ -254,7 +254,7 @@ class Worker:
             self._fail(MeshError("worker_died", f"the worker sent what is no reply: {error.message}"))
         if self.fault is None:
             with trio.move_on_after(0.1):  # its exit follows the end of its output at once, unless it only closed it
-                self._fail(MeshError("worker_died", describe_exit(await self._process.wait())))
+                self._fail(ended(await self._process.wait()))
         self._fail(MeshError("worker_died", "the worker closed its output"))
         with trio.CancelScope(shield=True):
             await self._process.wait()

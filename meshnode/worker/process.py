@@ -131,6 +131,19 @@ async def _read(fd: int, space: memoryview) -> int:
             return 0
 
 
+class WorkerCrashed(MeshError):
+    """worker_died of a fault of its own: what it worked on may be to blame, unlike when it was killed."""
+
+
+CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL})  # a file cut short gives SIGBUS
+
+
+def ended(status: int) -> MeshError:
+    """The fault that an exit status stands for."""
+    kind = WorkerCrashed if -status in CRASHES else MeshError
+    return kind("worker_died", describe_exit(status))
+
+
 def describe_exit(status: int) -> str:
     """For people and peers: which signal or status ended the worker."""
     if status < 0:
