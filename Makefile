@@ -13,7 +13,7 @@ SEED ?= 1
 PROMPTS ?= 20
 ROUNDS ?= 20
 
-.PHONY: help setup worker model demo lint test soak exact arch-sweep bench-mesh parity-upstream clean
+.PHONY: help setup worker model demo lint test soak exact arch-sweep bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
+	@echo "make bench-identity   how fast files are hashed and found again; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
 	@echo "make clean            forget .venv and build/"
 
@@ -79,6 +80,9 @@ arch-sweep: $(STAMP)
 
 bench-mesh: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.bench.mesh
+
+bench-identity: $(STAMP)
+	@$(PY) -m tests.artifact.bench
 
 parity-upstream: model
 	@PYTHONPATH=fixtures $(PY) -m tests.live.parity_upstream --seed $(SEED) --prompts $(PROMPTS)

@@ -61,7 +61,8 @@ class Backend(Protocol):
         """[{peer, address, direction, rtt_ms, since_s}]"""
 
     async def models(self) -> list[dict[str, Any]]:
-        """[{artifact, name, n_layer, covered: [[a, b]], missing: [[a, b]], holders: [{peer, layers}], local}]"""
+        """[{artifact, name, architecture, n_layer, bytes: null unless it lies here, covered: [[a, b]],
+        missing: [[a, b]], holders: [{peer, layers}], local}]"""
 
     async def route(self, model: str) -> dict[str, Any]:
         """{artifact, complete, hops: [{peer, holding, effective}], missing: [[a, b]], candidates: [{peer, holding,

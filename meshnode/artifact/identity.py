@@ -15,7 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -194,6 +194,11 @@ def digests(
 
     with ThreadPoolExecutor(min(HASHERS, len(files)), "hash") as pool:
         results = [pool.submit(one, file) for file in files]
+        try:
+            wait(results)
+        except BaseException:  # a Ctrl-C: the pool would wait for every file's end
+            failed.set()
+            raise
     faults = [fault for result in results if (fault := result.exception()) is not None]
     for fault in faults:
         if not (isinstance(fault, MeshError) and fault.code == "cancelled"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -58,16 +60,22 @@ def look_at(model: str, home: Home) -> Entry:
 
     What the node of this home, or an earlier command, found out about unchanged files is not read again.
     """
+    path = path_of(model)
+    with known_files(home) as cache, progress.bars() as bars:
+
+        def report(done: int, size: int) -> None:
+            bars.show(f"hashing {path.name}", done / size)
+
+        return Catalogue(cache).add(path, now_ns=time.time_ns(), progress=report)
+
+
+@contextmanager
+def known_files(home: Home) -> Iterator[IdentityCache]:
+    """The cache of this home; where there is none that can be written, one that is soon forgotten."""
     usable = home.path.is_dir() and os.access(home.path, os.W_OK)
     cache = IdentityCache(home.catalogue_path if usable else ":memory:")
-    path = path_of(model)
     try:
-        with progress.bars() as bars:
-
-            def report(done: int, size: int) -> None:
-                bars.show(f"hashing {path.name}", done / size)
-
-            return Catalogue(cache).add(path, now_ns=time.time_ns(), progress=report)
+        yield cache
     finally:
         cache.close()
 

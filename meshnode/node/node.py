@@ -77,7 +77,8 @@ class Node:
         return [views.peer(info) for info in self.network.connected()]
 
     async def models(self) -> list[dict[str, Any]]:
-        return views.models(await self.directory.everything(), self.network.peer)
+        sizes = {loading.artifact: loading.summary.file_bytes for loading in self.loadings if loading.artifact}
+        return views.models(await self.directory.everything(), self.network.peer, sizes)
 
     async def route(self, model: str) -> dict[str, Any]:
         artifact, heard = await self.client.find(model)

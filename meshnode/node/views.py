@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trio
@@ -59,7 +59,8 @@ def peer(info: PeerInfo) -> dict[str, Any]:
     }
 
 
-def models(heard: Sequence[Heard], own: str) -> list[dict[str, Any]]:
+def models(heard: Sequence[Heard], own: str, sizes: Mapping[ArtifactId, int]) -> list[dict[str, Any]]:
+    """sizes: bytes of the artifacts that lie here, which nobody else tells."""
     by_artifact: dict[ArtifactId, list[Heard]] = {}
     for h in heard:
         by_artifact.setdefault(h.offer.contract.artifact, []).append(h)
@@ -76,6 +77,7 @@ def models(heard: Sequence[Heard], own: str) -> list[dict[str, Any]]:
                 "name": offers[0].offer.name,
                 "architecture": offers[0].offer.contract.architecture,
                 "n_layer": n_layer,
+                "bytes": sizes.get(artifact),
                 "covered": [pair(part) for part in covered],
                 "missing": [pair(part) for part in missing],
                 "holders": [{"peer": h.offer.node, "layers": pair(h.offer.holding)} for h in offers],

@@ -62,7 +62,9 @@ class FakeNode:
             {
                 "artifact": ARTIFACT,
                 "name": "smollm2",
+                "architecture": "llama",
                 "n_layer": 30,
+                "bytes": None,
                 "covered": [[0, 30]] if self.complete else [[0, 10], [20, 30]],
                 "missing": [] if self.complete else [[10, 20]],
                 "holders": [{"peer": hop["peer"], "layers": hop["holding"]} for hop in HOPS],

@@ -2,7 +2,10 @@
 
 import hashlib
 import os
+import signal
 import struct
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,6 +193,21 @@ def test_progress_counts_all_shards_and_a_fault_in_one_stops_the_rest(folder: Pa
         with pytest.raises(MeshError) as caught:
             identify(artifact)
         assert caught.value.code == "identity_changed"
+
+
+def test_ctrl_c_ends_the_hashing_of_a_set_at_once(tmp_path: Path) -> None:
+    """Every chunk takes its time, and there are a thousand of them."""
+    for name_ in ("one", "two"):
+        (tmp_path / name_).touch()
+        os.truncate(tmp_path / name_, 128 << 20)
+    with open_file(tmp_path / "one") as one, open_file(tmp_path / "two") as two:
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            digests([one, two], lambda done, total: time.sleep(0.02))
+        while any(thread.name.startswith("hash") for thread in threading.enumerate()):  # the process waits for them
+            assert time.monotonic() - began < 1
+            time.sleep(0.01)
 
 
 def test_fault_in_one_shard_stops_the_others(tmp_path: Path) -> None:

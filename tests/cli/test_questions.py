@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import make_fixtures
 from meshnode.config import Home
 from meshnode.errors import CODES
 from meshnode.lab.process import start_time
@@ -48,10 +49,41 @@ def test_peers(meshnode: Meshnode, node: FakeNode) -> None:
 
 
 def test_models(meshnode: Meshnode, node: FakeNode) -> None:
-    assert meshnode("models").out == f"smollm2\t{ARTIFACT}\t30\tcomplete\t3 holders\t\n"
+    assert meshnode("models").out == f"smollm2\t{ARTIFACT}\tllama\t30\t\tcomplete\t3 holders\t\n"
     node.complete = False
     assert "missing 10-20" in meshnode("models").out
     assert json.loads(meshnode("models", "--json").out)["models"][0]["missing"] == [[10, 20]]
+
+
+def test_models_of_a_folder(meshnode: Meshnode, tiny_model: Path, tmp_path: Path) -> None:
+    """Odd names, a set of shards, a copy, a link to a blob, and what is refused; no node is asked."""
+    folder = tmp_path / "some models"
+    shards = make_fixtures.write("f16-metadata-first", folder)
+    odd = folder / "nai\u0308ve 模型\n'q\"🦙.gguf"
+    odd.write_bytes(tiny_model.read_bytes())
+    (folder / "blob").write_bytes(tiny_model.read_bytes())
+    (folder / "link.gguf").symlink_to("blob")
+    (folder / "broken.gguf").write_bytes(tiny_model.read_bytes()[:-1])
+    artifact = json.loads(meshnode("identify", str(tiny_model), "--json").out)["artifact"]
+    ended = meshnode("models", str(folder), str(tmp_path / "none"), "--json")
+    said = json.loads(ended.out)
+    assert ended.status == 0
+    assert {model["artifact"]: sorted(model["paths"]) for model in said["models"] if model["artifact"] == artifact} == {
+        artifact: sorted([str(odd), str(folder / "link.gguf")])
+    }
+    [other] = [model for model in said["models"] if model["artifact"] != artifact]
+    assert (other["artifact"][:7], other["n_layer"], other["architecture"]) == ("shards:", 4, "llama")
+    assert other["bytes"] == sum(shard.stat().st_size for shard in shards)
+    assert {Path(refused["path"]).name: refused["code"] for refused in said["refused"]} == {
+        "broken.gguf": "bad_gguf",
+        "none": "not_found",
+    }
+    lines = meshnode("models", str(folder)).out.splitlines()
+    assert len(lines) == 3  # the newline of a name is written out
+    assert any("broken.gguf" in line and "bad_gguf" in line and "beyond the end" in line for line in lines)
+    shards[2].unlink()
+    ended = meshnode("models", str(folder), "--json")
+    assert [r["code"] for r in json.loads(ended.out)["refused"] if "shards" in r["message"] or "shard" in r["code"]]
 
 
 def test_route(meshnode: Meshnode, node: FakeNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -111,6 +112,7 @@ async def test_after_hashing(toy: Path, fake_worker: Path, monkeypatch: pytest.M
     path, real = linked(toy, change), Catalogue.add
 
     def add(catalogue: Catalogue, *args: Any, **options: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()  # where the event loop runs
         entry = real(catalogue, *args, **options)
         CHANGES[change](path)
         return entry
