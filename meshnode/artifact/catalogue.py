@@ -2,6 +2,7 @@
 
 Catalogue(cache)
   .add(path, now_ns=...) -> Entry       check, identify and remember a file or a set of shards
+  .describe(path, now_ns=...) -> Summary  its header alone
   .entries(), .refusals()               what is known, and why other paths were refused
   .resolve(text) -> Entry               by identity, an unambiguous prefix of one, or a name
   .verify(identity, now_ns=...)         raises identity_changed unless the bytes are still there
@@ -25,7 +26,7 @@ from ..ids import ArtifactId, Layers
 from .cache import IdentityCache, KnownFile
 from .files import FileStamp, OpenFile, PathLike, show
 from .gguf import Summary
-from .identity import Cancelled, OpenArtifact, Progress, check, digests, identity_of, open_artifact
+from .identity import Cancelled, OpenArtifact, Progress, check, digests, identity_of, named, open_artifact
 from .names import match
 
 NAME_DIGITS = 8  # of the identity, in the name of a model that has none
@@ -89,6 +90,16 @@ class Catalogue:
         with self._lock:
             self._refusals.pop(str(path), None)
         return self._remember(found)
+
+    def describe(self, path: PathLike, *, now_ns: int) -> Summary:
+        """The checked header of the model at `path`, or what is remembered of it; nothing is hashed or kept.
+
+        Errors: as open_artifact and describe.
+        """
+        with open_artifact(path, self._known_split) as artifact:
+            known = [self._cache.file(file.stamp) for file in artifact.files if file.settled(now_ns)]
+            summary = self._summary(artifact.files, [file.digest for file in known if file is not None])
+            return named(summary or check(artifact))
 
     def entries(self) -> list[Entry]:
         with self._lock:
@@ -189,7 +200,7 @@ class Catalogue:
         settled = [file.settled(now_ns) for file in files]
         known = [self._cache.file(file.stamp) if sure else None for file, sure in zip(files, settled, strict=True)]
         parts = [file.digest for file in known if file is not None]
-        summary = self._cache.summary(_identity(files, parts)) if len(parts) == len(files) else None
+        summary = self._summary(files, parts)
         if summary is None:
             summary = check(artifact)
             parts = self._read(files, known, settled, progress, cancelled)
@@ -204,6 +215,9 @@ class Catalogue:
             sources=(Source(artifact.path, artifact.stamps, all(settled)),),
             warnings=artifact.warnings,
         )
+
+    def _summary(self, files: Sequence[OpenFile], parts: Sequence[bytes]) -> Summary | None:
+        return self._cache.summary(_identity(files, parts)) if len(parts) == len(files) else None
 
     def _read(
         self,

@@ -142,7 +142,11 @@ def check(artifact: OpenArtifact) -> Summary:
 
 def describe(artifact: OpenArtifact) -> Summary:
     """check(), with a name of its kind where the bytes give none: what the file is called stays with the operator."""
-    summary = check(artifact)
+    return named(check(artifact))
+
+
+def named(summary: Summary) -> Summary:
+    """It, with a name of its kind where it has none."""
     return summary if summary.name else replace(summary, name=f"{summary.architecture} model")
 
 

@@ -8,18 +8,20 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..artifact.identity import describe, open_artifact
+from ..artifact.catalogue import Catalogue
 from ..artifact.policy import Policy
 from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
 from ..errors import MeshError
 from ..ids import Layers
 from . import progress, show
+from .identify import known_files
 from .joining import Joining, joining
 from .options import common, home_of, layers_option, listen_address, path_of
 
@@ -108,16 +110,7 @@ def command(
             pass
     joined = joining(join, where)
     held = ranges[0] if ranges else None
-    for model in models:  # before a worker is built, which takes minutes
-        try:
-            with open_artifact(path_of(model)) as artifact:
-                n_layer = describe(artifact).n_layer
-            if held is not None:
-                held.within(n_layer)
-        except MeshError as error:
-            if len(models) == 1 or model in error.message:
-                raise
-            raise MeshError(error.code, f"{show.line(model)}: {error.message}", hint=error.hint) from error
+    _check(models, held, where)  # before a worker is built, which takes minutes
 
     import trio  # late, with all that it brings: what is refused above is refused at once
 
@@ -126,6 +119,21 @@ def command(
     program = built_worker(worker) if models else None
     served = [(path_of(model), held, policy) for model in models]
     trio.run(_serve, where, config, joined, served, program, as_json, lifeline)
+
+
+def _check(models: Sequence[str], held: Layers | None, home: Home) -> None:
+    """MeshError when one of them cannot be served, naming which."""
+    with known_files(home) as cache:
+        catalogue = Catalogue(cache)
+        for model in models:
+            try:
+                n_layer = catalogue.describe(path_of(model), now_ns=time.time_ns()).n_layer
+                if held is not None:
+                    held.within(n_layer)
+            except MeshError as error:
+                if len(models) == 1 or model in error.message:
+                    raise
+                raise MeshError(error.code, f"{show.line(model)}: {error.message}", hint=error.hint) from error
 
 
 async def _serve(

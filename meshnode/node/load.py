@@ -15,7 +15,7 @@ import trio
 
 from ..artifact.catalogue import Catalogue, Entry
 from ..artifact.gguf import Summary
-from ..artifact.identity import OpenArtifact, describe, open_artifact
+from ..artifact.identity import OpenArtifact
 from ..artifact.policy import Policies, Policy
 from ..config import NodeConfig
 from ..errors import CODES, MeshError
@@ -64,8 +64,7 @@ class Loading:
         self._path = model.path
         self._config = config
         self._catalogue = catalogue
-        with open_artifact(model.path) as file:
-            self.summary: Summary = describe(file)
+        self.summary: Summary = catalogue.describe(model.path, now_ns=time.time_ns())
         self.layers = (model.layers or Layers(0, self.summary.n_layer)).within(self.summary.n_layer)
         self.artifact: ArtifactId | None = None
         self.state = "hashing"

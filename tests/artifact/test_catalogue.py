@@ -236,9 +236,14 @@ def test_known_file_is_neither_read_nor_checked_again(
     entries = [Catalogue(IdentityCache(tmp_path / "c.sqlite")).add(tiny_file, now_ns=now_ns) for _ in range(2)]
     assert (reads.hashed, reads.checked) == (1, 1)
     assert entries[0] == entries[1]
+    known = Catalogue(IdentityCache(tmp_path / "c.sqlite"))
+    assert known.describe(tiny_file, now_ns=now_ns) == entries[0].summary
+    assert (reads.hashed, reads.checked) == (1, 1)
     flip(tiny_file)
+    assert known.describe(tiny_file, now_ns=now_ns) == entries[0].summary  # a weight: the header says the same
+    assert (reads.hashed, reads.checked) == (1, 2)
     assert Catalogue(IdentityCache(tmp_path / "c.sqlite")).add(tiny_file, now_ns=now_ns).identity != entries[0].identity
-    assert (reads.hashed, reads.checked) == (2, 2)
+    assert (reads.hashed, reads.checked) == (2, 3)
 
 
 def test_file_that_just_changed_is_not_kept(tmp_path: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
