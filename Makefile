@@ -13,7 +13,7 @@ SEED ?= 1
 PROMPTS ?= 20
 ROUNDS ?= 20
 
-.PHONY: help setup worker model demo lint test soak exact arch-sweep bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker model demo lint test soak soak-files exact arch-sweep bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make model            SmolLM2-135M-Instruct, for the demo and the live tests"
 	@echo "make lint             style, types, floors, generated documents"
 	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
+	@echo "make soak-files       damaged files in a worker with AddressSanitizer: make soak-files SEED=5 ROUNDS=50"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
@@ -70,6 +71,11 @@ test: worker model lint
 
 soak: worker model
 	@MESHNODE_ROUNDS=$(ROUNDS) MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests/live
+
+# what is accepted after random changes, loaded by a worker that is built with AddressSanitizer
+soak-files: $(STAMP)
+	@MESHNODE_WORKER=$$($(PY) -m meshnode.worker.build --target asan --print-path)/meshnode-worker \
+		MESHNODE_ROUNDS=$(ROUNDS) MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests/live/test_accepted.py
 
 # Programs among the tests, which import what lies in fixtures/
 exact: worker model

@@ -1,6 +1,6 @@
 """Builds the worker from the pinned engine and our sources, once a machine.
 
-    python -m meshnode.worker.build [--target worker|tests|sweep|upstream] [--print-path]
+    python -m meshnode.worker.build [--target worker|tests|sweep|upstream|asan] [--print-path]
 
 Two levels lie in the cache, `engine/` below config.cache_dir(), each folder named by a hash of all that decides its
 content: the engine's static libraries (pin, patches, flags, compiler, CPU features), and what is linked with them
@@ -45,7 +45,10 @@ TARGETS = {  # what is built: executables, whether the engine is patched
     "tests": (("test_exact", "test_stage", "test_probe", "greedy"), True),
     "sweep": (("test_exact", "test_requantize", "make_models"), True),
     "upstream": (("parity_upstream",), False),
+    "asan": (("meshnode-worker",), True),
 }
+# The engine and ours under AddressSanitizer, for what is fed with hostile files: four times as slow, never served with.
+SANITIZED = {f"CMAKE_{kind}_FLAGS": "-fsanitize=address -fno-omit-frame-pointer" for kind in ("C", "CXX")}
 NOT_THE_WORKER = ("test_", "fake_", "greedy", "parity_")  # sources whose change leaves the worker as it is
 LOG_TAIL = 25  # lines of a failed build's output that an error shows
 
@@ -152,7 +155,10 @@ class Builder:
     @classmethod
     def make(cls, target: str, progress: Progress | None) -> Builder:
         patches = tuple(sorted((NATIVE / "patches").glob("*.patch"))) if TARGETS[target][1] else ()
-        return cls(target, cache_dir() / "engine", Pin.load(), Tools.find(), patches, progress or (lambda line: None))
+        pin = Pin.load()
+        if target == "asan":
+            pin = replace(pin, cmake=pin.cmake | SANITIZED)
+        return cls(target, cache_dir() / "engine", pin, Tools.find(), patches, progress or (lambda line: None))
 
     @property
     def patches_digest(self) -> str:
@@ -167,7 +173,7 @@ class Builder:
     @property
     def folder(self) -> Path:
         names = sorted(p for p in NATIVE.iterdir() if p.suffix in (".cpp", ".h") or p.name == "CMakeLists.txt")
-        if self.target == "worker":
+        if self.target in ("worker", "asan"):
             names = [p for p in names if not p.name.startswith(NOT_THE_WORKER)]
         sources = [(p.name, p.read_text(encoding="utf-8")) for p in names]
         sources.append(("certificates.inc", architectures.header()))
@@ -235,6 +241,8 @@ class Builder:
             "ENGINE_PATCHES": self.patches_digest[:16],
             "ENGINE_BUILD": self.engine_build,
         }
+        if self.target == "asan":
+            settings |= SANITIZED
         if self.target == "sweep":  # the engine's generator of test models is no part of its libraries
             self._unpack_patched(source := out.parent / "source")
             settings["ENGINE_SOURCE"] = str(source)

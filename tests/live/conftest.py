@@ -34,7 +34,8 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def worker_binary() -> Path:
-    return worker_path()
+    """Our own build, unless MESHNODE_WORKER names another: one with sanitizers, say."""
+    return Path(os.environ.get("MESHNODE_WORKER") or worker_path())
 
 
 @dataclass
