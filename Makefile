@@ -10,10 +10,11 @@ DEMO_LAB := build/demo
 DEMO_LAYERS := 0-10,10-20,20-30
 DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
 SEED ?= 1
+SECONDS ?= 60
 PROMPTS ?= 20
 ROUNDS ?= 20
 
-.PHONY: help setup worker model demo lint test soak soak-files exact arch-sweep bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker model demo lint test soak soak-files fuzz exact arch-sweep bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make soak-files       damaged files in a worker with AddressSanitizer: make soak-files SEED=5 ROUNDS=50"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
+	@echo "make fuzz             wrong frames for the worker built with sanitizers: make fuzz SECONDS=600 SEED=2"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
 	@echo "make bench-identity   how fast files are hashed and found again; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
@@ -89,6 +91,11 @@ bench-mesh: worker model
 
 bench-identity: $(STAMP)
 	@$(PY) -m tests.artifact.bench
+
+# the same worker, fed with wrong frames
+fuzz: $(STAMP)
+	@folder=$$($(PY) -m meshnode.worker.build --target asan --print-path) && \
+	PYTHONPATH=fixtures $(PY) -m tests.worker.fuzz --worker "$$folder/meshnode-worker" --seconds $(SECONDS) --seed $(SEED)
 
 parity-upstream: model
 	@PYTHONPATH=fixtures $(PY) -m tests.live.parity_upstream --seed $(SEED) --prompts $(PROMPTS)

@@ -50,6 +50,7 @@ TARGETS = {  # what is built: executables, whether the engine is patched
 # The engine and ours under AddressSanitizer, for what is fed with hostile files: four times as slow, never served with.
 SANITIZED = {f"CMAKE_{kind}_FLAGS": "-fsanitize=address -fno-omit-frame-pointer" for kind in ("C", "CXX")}
 NOT_THE_WORKER = ("test_", "fake_", "greedy", "parity_")  # sources whose change leaves the worker as it is
+FOR_BOTH = ("CMAKE_BUILD_TYPE", "CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")  # the engine's options that what links it takes too
 LOG_TAIL = 25  # lines of a failed build's output that an error shows
 
 Progress = Callable[[str], None]
@@ -234,15 +235,13 @@ class Builder:
         made = out.parent / "build"
         (out.parent / "certificates.inc").write_text(architectures.header(), encoding="utf-8")
         settings = {
-            "CMAKE_BUILD_TYPE": "Release",
             "CERTIFICATES": str(out.parent),
             "ENGINE": str(self.engine),
             "ENGINE_PIN": f"{self.pin.package} {self.pin.version} {self.pin.sha256[:16]}",
             "ENGINE_PATCHES": self.patches_digest[:16],
             "ENGINE_BUILD": self.engine_build,
+            **{name: value for name, value in self.pin.cmake.items() if name in FOR_BOTH},
         }
-        if self.target == "asan":
-            settings |= SANITIZED
         if self.target == "sweep":  # the engine's generator of test models is no part of its libraries
             self._unpack_patched(source := out.parent / "source")
             settings["ENGINE_SOURCE"] = str(source)
