@@ -63,14 +63,14 @@ def validate(header: Header) -> Summary:
     """
     general = Keys(header, "general.")
     architecture = general.text("architecture")
+    if architecture in PROJECTORS or general.text("type", "model") in PROJECTORS:
+        raise MeshError("unsupported_architecture", PROJECTOR, hint="serve the model that it belongs to")
     name = label(general.text("name", ""))
     general.whole("file_type", 0, (1 << 32) - 1, 0)
     if (shards := Keys(header).whole("split.count", 0, (1 << 16) - 1, 1, kind="u16")) > 1:
         raise MeshError("bad_shards", f"it is one shard of {shards}, and its name does not say where the others are")
     if not header.tensors:
         raise bad("it holds no tensors, only metadata")
-    if architecture in PROJECTORS or general.text("type", "model") in PROJECTORS:
-        raise MeshError("unsupported_architecture", PROJECTOR)
     architectures.check(architecture)
     n_vocab = check_tokenizer(header)
     model = shapes(header, architecture, n_vocab)

@@ -238,6 +238,22 @@ async def test_a_spoiled_source_fails_before_anything_is_bound(
     assert caught.value.code in ("bad_shards", "bad_gguf")
 
 
+async def test_a_projector_is_no_model_and_is_not_loaded_beside_one(toy: Path, fake_worker: Path) -> None:
+    meta = [m for m in make_fixtures.metadata(make_fixtures.Tiny()) if not m.key.startswith("llama.")]
+    projector = toy.with_name("mmproj-tiny.gguf")
+    for kind in (meta[0]._replace(value="clip"), make_fixtures.Meta("general.type", "str", "mmproj")):
+        rest = [m for m in meta if m.key != kind.key]
+        projector.write_bytes(make_fixtures.encode([kind, *rest], []))
+        with pytest.raises(MeshError) as caught:
+            Loading(ServeModel(projector), CONFIG, Catalogue())
+        assert (caught.value.code, "projector" in caught.value.message) == ("unsupported_architecture", True)
+    async with serving(toy, fake_worker) as made:
+        await ready(made)
+        assert made.loading.worker is not None
+        opened = [os.readlink(fd) for fd in Path(f"/proc/{made.loading.worker.pid}/fd").iterdir()]
+        assert [path for path in opened if path.endswith(".gguf")] == [str(toy)]
+
+
 async def test_a_policy_that_is_not_available_is_refused_before_anything_is_bound(toy: Path) -> None:
     with pytest.raises(MeshError) as caught:
         async with open_node(
