@@ -19,7 +19,7 @@ from meshnode.artifact.catalogue import Catalogue
 from meshnode.artifact.policy import Policies, Policy
 from meshnode.config import Mesh
 from meshnode.errors import MeshError
-from meshnode.node import ServeModel, load, open_node
+from meshnode.node import Node, ServeModel, load, open_node
 from meshnode.node.load import Loading
 from tests.artifact.changes import CHANGES, flip
 
@@ -179,7 +179,14 @@ async def test_after_the_lease_and_before_the_next(toy: Path, fake_worker: Path,
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_lease_on_changed_bytes_is_refused_by_name(toy: Path, fake_worker: Path, change: str) -> None:
+async def test_a_lease_on_changed_bytes_is_refused_by_name(
+    toy: Path, fake_worker: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    async def silent(node: Node) -> None:
+        """Announcing would notice it first; who is connected is asked anyway."""
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Node, "_announce", silent)
     path = linked(toy, change)
     async with open_mesh(path, fake_worker, "0-6") as mesh:
         model = await mesh.ready()
