@@ -103,8 +103,9 @@ alone. What is not listed is refused by name, before anything is loaded.
 
 ## Served
 
-Positions that a session can keep when it is taken back (a recurrent state is the sum of all it saw: it keeps none);
-values that make up a position; the weights that invariant and fast numerics are offered with.
+Positions that a session can keep when it is taken back (sliding windows lose none, for the cache of their layers is as
+long as the others'; a recurrent state is the sum of all it saw: it keeps none); values that make up a position; the
+weights that invariant and fast numerics are offered with.
 
 | architecture | keeps | planes | invariant | fast |
 |---|---|---|---|---|
