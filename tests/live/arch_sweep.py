@@ -31,24 +31,9 @@ SEED = "1"
 SECONDS = 120  # for one computation; the longest takes about two on a core alone
 FLOATS = ("F16", "BF16")
 BLOCKS = (
-    "Q8_0",
-    "Q4_K",
-    "Q4_0",
-    "Q5_K",
-    "IQ4_NL",
-    "Q4_1",
-    "Q3_K",
-    "Q5_0",
-    "IQ4_XS",
-    "Q5_1",
-    "Q2_K",
-    "Q6_K",
-    "MXFP4",
-    "TQ2_0",
-    "Q1_0",
-    "TQ1_0",
-    "Q2_0",
-)
+    "Q8_0", "Q4_K", "Q4_0", "Q5_K", "IQ4_NL", "Q4_1", "Q3_K", "Q5_0", "IQ4_XS", "Q5_1", "Q2_K", "Q6_K", "MXFP4",
+    "TQ2_0", "Q1_0", "TQ1_0", "Q2_0",
+)  # fmt: skip
 GRIDS = ("IQ3_S", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ2_S", "IQ1_M", "IQ2_XXS")  # slow to quantize: by turns
 # One type at a time in these: an attention, experts, a recurrence
 REPRESENTATIVES = {"dense": "llama-dense", "experts": "qwen3moe-moe", "recurrent": "mamba2-dense"}
