@@ -60,6 +60,9 @@ int main(int argc, char ** argv) {
         importances.emplace_back(size_t(t->ne[0] * t->ne[2]), 1.0f);
         imatrix.push_back({t->name, importances.back().data(), importances.back().size()});
         patterns.push_back("^" + std::string(t->name) + "$");
+        for (size_t tries = 1; tries < types.size() && t->ne[0] % ggml_blck_size(types[turn % types.size()]) != 0; tries++) {
+            turn++;
+        }
         overrides.push_back({patterns.back().c_str(), types[turn++ % types.size()]});
     }
     imatrix.push_back({nullptr, nullptr, 0});
