@@ -113,7 +113,7 @@ RULED = Sampling(
 async def test_a_grammar_is_kept_by_every_tail_that_goes_on_with_the_text(worker_binary: Path, model: Path) -> None:
     async with AsyncExitStack() as stack:
         head, tail = [
-            await stack.enter_async_context(loaded(worker_binary, model, layers=layers))
+            await stack.enter_async_context(loaded(worker_binary, model, layers=layers, max_step=256))
             for layers in ((0, 15), (15, 30))
         ]
         prompt = await chat(head, "Name three rivers, as JSON.")
