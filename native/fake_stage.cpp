@@ -150,6 +150,9 @@ class FakeStage final : public Stage {
             ids.push_back(kBegin);
         }
         constexpr std::string_view mark = "<end>";
+        while (parse_special && !tame_ && text.starts_with("<hang>")) {
+            ::pause();
+        }
         while (!text.empty()) {
             const bool is_mark = parse_special && text.starts_with(mark);
             ids.push_back(is_mark ? kEnd : int32_t(uint8_t(text[0])));

@@ -1,7 +1,7 @@
 // The worker: one process around one Stage. Requests on stdin, replies on stdout, logs on stderr.
 //
-// A reader thread parses frames into a queue; this thread alone touches the Stage and writes replies, so a slot is
-// freed only between computations.
+// A reader thread parses frames into a queue; the main thread alone changes the Stage, so a slot is freed only between
+// computations. Long texts are tokenized beside it, by a third thread, in a process that can be killed.
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -12,15 +12,20 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "frames.h"
+#include "metered.h"
 #include "grammar.h"
 #include "queue.h"
 #include "sample.h"
@@ -35,6 +40,10 @@ namespace {
 
 constexpr int kExitFramingLost = 3;
 constexpr int kExitSetup       = 4;
+
+constexpr size_t kShortText = 4096;  // bytes: whatever is in it, it is tokenized within some ms
+constexpr std::chrono::milliseconds kTokenizing{2000};
+constexpr size_t kMostBeside = 16;  // long texts that wait: at 2 s each nobody waits for more
 
 template <class... F> struct Overloaded : F... {
     using F::operator()...;
@@ -70,6 +79,63 @@ struct Session {
     std::unique_ptr<Matcher> matcher;  // of the generated text, when it has a grammar
 };
 
+size_t text_bytes(const Tokenize & m) {
+    size_t sum = m.text.size();
+    for (const Segment & segment : m.segments) {
+        sum += segment.text.size();
+    }
+    return sum;
+}
+
+// A thread that does one thing after the other, so that the computing need not wait for them.
+class Beside {
+  public:
+    void add(std::function<void()> work) {
+        std::lock_guard lock(mutex_);
+        if (work_.size() >= kMostBeside) {
+            throw StageError("busy", "too many long texts wait to be tokenized");
+        }
+        work_.push_back(std::move(work));
+        if (!thread_.joinable()) {
+            thread_ = std::thread([this] { run(); });
+        }
+        more_.notify_one();
+    }
+
+    void finish() {  // once all of it is done
+        {
+            std::lock_guard lock(mutex_);
+            finished_ = true;
+            more_.notify_one();
+        }
+        if (thread_.joinable()) {
+            thread_.join();
+        }
+    }
+
+  private:
+    void run() {
+        std::unique_lock lock(mutex_);
+        while (true) {
+            more_.wait(lock, [&] { return finished_ || !work_.empty(); });
+            if (work_.empty()) {
+                return;
+            }
+            const std::function<void()> work = std::move(work_.front());
+            work_.pop_front();
+            lock.unlock();
+            work();
+            lock.lock();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable more_;
+    std::deque<std::function<void()>> work_;
+    bool finished_ = false;
+    std::thread thread_;
+};
+
 class Worker {
   public:
     Worker(int out, std::atomic<uint32_t> & bound) : out_(out), bound_(bound) {}
@@ -83,7 +149,7 @@ class Worker {
             const uint32_t most = loaded ? std::max(loaded->max_step, loaded->n_sessions) : 0;
             std::vector<Job> jobs = queue.next(most, loaded ? uint32_t(loaded->n_embd) : 1);
             if (jobs.empty()) {
-                return;
+                return beside_.finish();
             }
             jobs.front().push() ? run(jobs) : answer(jobs.front());
         }
@@ -91,6 +157,7 @@ class Worker {
 
   private:
     void send(uint64_t id, const Reply & reply) {
+        std::lock_guard lock(writing_);
         encode(buffer_, id, reply);
         if (stage_ && buffer_.size() > kHeaderBytes + 4 * uint64_t(bound_.load())) {
             encode(buffer_, id, Error{"bad_frame", "the reply would be too long: ask for less at once"});
@@ -126,6 +193,11 @@ class Worker {
             auto & request = std::get<Request>(job.work);
             if (!stage_ && !std::holds_alternative<Load>(request)) {
                 throw BadFrame("nothing is loaded yet");
+            }
+            if (auto * text = std::get_if<Tokenize>(&request); text && text_bytes(*text) > kShortText) {
+                return beside_.add([this, id = job.id, text = std::move(*text)] {
+                    guard(id, [&] { send(id, Tokens{metered(kTokenizing, [&] { return tokens(text); })}); });
+                });
             }
             send(job.id, std::visit([&](const auto & message) { return handle(message); }, request));
         });
@@ -233,9 +305,11 @@ class Worker {
         return Truncated{};
     }
 
-    Reply handle(const Tokenize & m) {
-        return Tokens{m.chat ? stage_->tokenize_chat(m.segments) : stage_->tokenize(m.text, m.add_special, m.parse_special)};
+    std::vector<int32_t> tokens(const Tokenize & m) const {
+        return m.chat ? stage_->tokenize_chat(m.segments) : stage_->tokenize(m.text, m.add_special, m.parse_special);
     }
+
+    Reply handle(const Tokenize & m) { return Tokens{tokens(m)}; }
 
     Reply handle(const Pieces & m) {
         check_tokens(m.ids);
@@ -391,12 +465,14 @@ class Worker {
     }
 
     int out_;
+    std::mutex writing_;
     std::atomic<uint32_t> & bound_;
     std::unique_ptr<Stage> stage_;
     std::vector<bool> taken_;  // by slot
     std::shared_ptr<const Vocabulary> vocabulary_;  // made for the first grammar
     std::unordered_map<uint64_t, Session> sessions_;
     std::vector<std::byte> buffer_;
+    Beside beside_;  // the last, so that it ends before what it uses
 };
 
 void read_requests(int in, Queue & queue, const std::atomic<uint32_t> & bound) {

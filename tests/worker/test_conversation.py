@@ -433,3 +433,26 @@ async def test_calls_of_outside_end_when_the_worker_is_stopped(fake_worker: Path
             nursery.start_soon(push, worker)
             await trio.sleep(0.05)
     assert ends == ["cancelled"]
+
+
+async def test_a_text_that_takes_too_long_is_refused_beside_the_others(fake_worker: Path, spec: Spec) -> None:
+    async with open_worker(fake_worker, spec()) as worker:
+        await worker.open(1, Sampling())
+
+        async def hang(parse: bool) -> None:
+            with pytest.raises(MeshError, match="longer than 2000 ms") as refused:
+                await worker.tokenize("<hang>" + "x" * 5000, add_special=False, parse_special=parse)
+            assert refused.value.code == "bad_prompt"
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hang, True)
+            await trio.sleep(0.1)
+            assert (await worker.step(1, 0, (0, 6), tokens=[1, 2, 3], sample=True)).sampled is not None
+            assert len(await worker.tokenize("short", add_special=False, parse_special=False)) == 5
+            assert trio.current_time() - began < 1.5
+        assert 1.9 < trio.current_time() - began < 4
+        long = await worker.tokenize("é" * 5000, add_special=True, parse_special=True)
+        assert long == [257, *"é".encode() * 5000]
+        children = Path(f"/proc/{worker.pid}/task").glob("*/children")
+        assert not "".join(c.read_text() for c in children).strip(), "nothing is left"
