@@ -50,6 +50,22 @@ async def test_every_architecture_of_the_table_is_as_the_engine_has_it(
             await decode_one(worker_binary, artifact)
 
 
+def tiny_of(rng: random.Random) -> Tiny:
+    kind, n_head = rng.choice(["F32", "F16", "Q8_0", "Q4_0"]), rng.choice([1, 2, 4])
+    return Tiny(
+        seed=rng.randrange(1000),
+        n_layer=rng.randrange(1, 4),
+        n_embd=n_head * (rng.choice([8, 32, 64]) if kind.startswith("F") else 32),
+        n_ff=rng.choice([32, 64, 96]),
+        n_head=n_head,
+        n_kv=rng.choice([k for k in (1, 2, 4) if n_head % k == 0]),
+        n_vocab=rng.randrange(259, 330),
+        n_ctx=rng.choice([1, 100, 1 << 31]),
+        type=kind,
+        tied=rng.random() < 0.5,
+    )
+
+
 def changed(rng: random.Random, sound: bytes) -> tuple[bytes, bool]:
     """After one change, and whether that was to weights: mostly it is in the header, where it can do more."""
     body, header = bytearray(sound), sound.rindex(b"output_norm.weight") + 60
@@ -74,9 +90,14 @@ async def test_what_is_accepted_after_one_change_can_be_loaded_and_decoded_with(
 ) -> None:
     rng = random.Random(f"{SEED}/{turn}")
     sound = [model_bytes(recipe) for recipe, count, _ in RECIPES.values() if count == 1]
-    sound += [model_bytes(Tiny(n_layer=1, n_vocab=259, tied=tied)) for tied in (True, False)]
+    sound += [model_bytes(tiny_of(rng)) for _ in range(10)]
     sound += [family_bytes(architecture, optional=True) for architecture in FAMILIES]
     path, accepted = tmp_path / "x.gguf", 0
+    for body in sound:
+        path.write_bytes(body)
+        with open_artifact(path) as artifact:
+            describe(artifact)
+            await decode_one(worker_binary, artifact)
     for number in range(CHANGES):
         body, weights = changed(rng, rng.choice(sound))
         path.write_bytes(body)
