@@ -13,8 +13,9 @@ SEED ?= 1
 SECONDS ?= 60
 PROMPTS ?= 20
 ROUNDS ?= 20
+OPS ?= 10000
 
-.PHONY: help setup worker model demo lint test soak soak-files fuzz exact arch-sweep bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker model demo lint test soak soak-files soak-worker fuzz exact arch-sweep bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo "make lint             style, types, floors, generated documents"
 	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
 	@echo "make soak-files       damaged files in a worker with AddressSanitizer: make soak-files SEED=5 ROUNDS=50"
+	@echo "make soak-worker      random requests to one worker, each answer held against a fresh one's: OPS=10000 SEED=5"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make fuzz             wrong frames for the worker built with sanitizers: make fuzz SECONDS=600 SEED=2"
@@ -78,6 +80,9 @@ soak: worker model
 soak-files: $(STAMP)
 	@MESHNODE_WORKER=$$($(PY) -m meshnode.worker.build --target asan --print-path)/meshnode-worker \
 		MESHNODE_ROUNDS=$(ROUNDS) MESHNODE_SEED=$(SEED) $(PY) -m pytest --timeout 3600 tests/live/test_accepted.py
+
+soak-worker: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.live.soak_worker --ops $(OPS) --seed $(SEED)
 
 # Programs among the tests, which import what lies in fixtures/
 exact: worker model

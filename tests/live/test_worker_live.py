@@ -270,3 +270,12 @@ async def test_a_file_cut_while_it_is_mapped_ends_the_worker_alone(
         assert raised.value.code == "worker_died"
         assert "SIGBUS" in raised.value.message
         await worker.died.wait()
+
+
+@pytest.mark.parametrize(("layers", "ops"), [((27, 30), 300), ((0, 3), 100)])
+async def test_random_requests_get_a_fresh_worker_s_answers(
+    worker_binary: Path, model: Path, layers: tuple[int, int], ops: int
+) -> None:
+    from .soak_worker import soak  # which itself needs loaded() of this file
+
+    await soak(worker_binary, model, layers, ops, int(os.environ.get("MESHNODE_SEED", "1")))
