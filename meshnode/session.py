@@ -98,6 +98,8 @@ class Answer:
             raise MeshError("bad_step", "a message of no tokens")
         if tokens.first != len(self.prompt) + len(self.ids) or len(tokens.pieces) != len(tokens.ids):
             raise MeshError("bad_step", f"tokens from position {tokens.first} on where another was due")
+        if len(tokens.logprobs) not in (0, len(tokens.ids)):
+            raise MeshError("bad_step", "log-probabilities of other tokens")
         if len(self.ids) + len(tokens.ids) > self.max_tokens:
             raise MeshError("bad_step", f"more than the {self.max_tokens} tokens that were asked for")
         taken = []

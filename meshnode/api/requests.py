@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import MeshError
-from ..wire.messages import MAX_TEXT, Sampling, Turn
+from ..wire.messages import MAX_TEXT, TOKEN_LIMIT, Sampling, Turn
 
 ROLES = ("system", "user", "assistant")
 MAX_TURNS = 1024  # what one message to a head holds
@@ -15,10 +15,16 @@ MAX_TOKENS = 1 << 20  # far above any context; the context is checked where the 
 MAX_TEMPERATURE = 100  # drawn from all alike long before
 MAX_TOP_K = 1 << 20  # above any vocabulary
 MAX_SEED = (1 << 64) - 1  # as the wire has it
+MAX_BIASES, MAX_BIAS = 1024, 100
+MAX_GRAMMAR = 1 << 16  # bytes, as the wire has it
+MAX_LOGPROBS = 20
 MILLION = 1_000_000
 _FIELDS = frozenset(
-    ("model", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
-)
+    (
+        "model", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "typical_p",
+        "logit_bias", "grammar", "logprobs",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,10 @@ class RunRequest:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit), ids ascending
+    grammar: str = ""  # GBNF that the answer follows
+    logprobs: int | None = None  # of so many of the likeliest tokens, and the chosen one's
 
     def __post_init__(self) -> None:
         if type(self.model) is not str or not 1 <= len(self.model) <= MAX_MODEL or not self.model.isprintable():
@@ -50,6 +60,16 @@ class RunRequest:
         _number("top_p", self.top_p, 0, 1)
         _number("min_p", self.min_p, 0, 1)
         _integer("seed", self.seed, 0, MAX_SEED)
+        _number("typical_p", self.typical_p, 0, 1)
+        if type(self.logit_bias) is not tuple or len(self.logit_bias) > MAX_BIASES:
+            raise MeshError("usage", f"logit_bias has at most {MAX_BIASES} tokens")
+        for token, bias in self.logit_bias:
+            _integer("a token of logit_bias", token, 0, TOKEN_LIMIT)
+            _number("a bias of logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        if type(self.grammar) is not str or len(self.grammar.encode(errors="replace")) > MAX_GRAMMAR:
+            raise MeshError("bad_grammar", f"a grammar is a text of at most {MAX_GRAMMAR} bytes")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
     def _check_prompt(self) -> None:
         if (self.prompt is None) == (not self.messages):
@@ -78,6 +98,10 @@ class RunRequest:
             round(self.top_p * MILLION),
             round(self.min_p * MILLION),
             self.seed,
+            typical_p=max(1, round(self.typical_p * MILLION)),
+            biases=tuple(sorted((token, round(bias * MILLION)) for token, bias in dict(self.logit_bias).items())),
+            grammar=self.grammar,
+            logprobs=self.logprobs,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,6 +113,10 @@ class RunRequest:
             "top_p": self.top_p,
             "min_p": self.min_p,
             "seed": self.seed,
+            "typical_p": self.typical_p,
+            "logit_bias": {str(token): bias for token, bias in self.logit_bias},
+            "grammar": self.grammar,
+            "logprobs": self.logprobs,
         }
         if self.prompt is not None:
             return said | {"prompt": self.prompt}
@@ -107,7 +135,15 @@ class RunRequest:
         fields = dict(value)
         if "messages" in fields:
             fields["messages"] = _messages(fields["messages"])
+        if "logit_bias" in fields:
+            fields["logit_bias"] = _biases(fields["logit_bias"])
         return cls(**fields)
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict) or not all(type(key) is str and key.isdecimal() and len(key) < 12 for key in value):
+        raise MeshError("usage", "logit_bias is an object from token ids to biases")
+    return tuple((int(key), bias) for key, bias in value.items())
 
 
 def _messages(value: Any) -> tuple[tuple[str, str], ...]:

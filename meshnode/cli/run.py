@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..api.connect import Control
-from ..api.requests import MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K, RunRequest
+from ..api.requests import MAX_GRAMMAR, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K, RunRequest
 from ..config import LISTEN, Home, NodeConfig
 from ..errors import MeshError
 from ..wire.messages import MAX_TEXT
@@ -47,6 +48,14 @@ def asking(function: F) -> F:
             ),
             click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True),
             click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
+            click.option("--typical-p", type=click.FloatRange(0, 1), default=1.0, show_default=True),
+            click.option("--logit-bias", metavar="ID=X", multiple=True, help="Add X to the logit of a token."),
+            click.option(
+                "--grammar",
+                metavar="FILE",
+                type=click.Path(dir_okay=False),
+                help="GBNF that the answer follows.",
+            ),
             click.option("--seed", type=SEED, help="Makes a drawn answer the same again; a random one if not given."),
         )
     ):
@@ -66,6 +75,9 @@ def request_of(
     top_p: float,
     min_p: float,
     seed: int | None,
+    typical_p: float = 1.0,
+    logit_bias: tuple[str, ...] = (),
+    grammar: str | None = None,
 ) -> RunRequest:
     if system is not None and not chat:
         raise MeshError("usage", "--system needs --chat")
@@ -80,7 +92,31 @@ def request_of(
         top_p=top_p,
         min_p=min_p,
         seed=secrets.randbits(32) if seed is None and temperature > 0 else seed or 0,
+        typical_p=typical_p,
+        logit_bias=tuple(map(_bias, logit_bias)),
+        grammar="" if grammar is None else _grammar(Path(grammar)),
     )
+
+
+def _bias(given: str) -> tuple[int, float]:
+    token, equals, bias = given.partition("=")
+    try:
+        if equals:
+            return int(token), float(bias)
+    except ValueError:
+        pass
+    raise MeshError("usage", f"--logit-bias is ID=X, not {given[:40]!r}")
+
+
+def _grammar(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_GRAMMAR + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeshError("unreadable", f"the grammar cannot be read: {error}") from error
+    if not text.strip():
+        raise MeshError("bad_grammar", "the grammar is empty")
+    return text
 
 
 def prompt_of(argument: str | None) -> str:

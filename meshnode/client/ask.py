@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import MeshError
-from ..wire.messages import MAX_TEXT, Lease, Receipt, Sampling, Signed, Turn
+from ..wire.messages import MAX_TEXT, Lease, Logprobs, Receipt, Sampling, Signed, Turn
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Routed:
 class Token:
     id: int
     text: str  # what became complete with it; may be empty inside a character
+    logprobs: Logprobs | None = None  # if they were asked for
 
 
 @dataclass(frozen=True)

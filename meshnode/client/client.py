@@ -179,5 +179,5 @@ def _no_route(failed: Sequence[Failed]) -> MeshError:
     if not failed:
         return MeshError("no_route", "no route could be opened in time")
     tried = "; ".join(f"{f.node[-8:]} at layer {f.layer}: {f.code}, {f.say}" for f in failed[:6])
-    own = len(failed) == 1 and failed[0].code in ("busy", "context_exceeded")
+    own = len(failed) == 1 and failed[0].code in ("busy", "context_exceeded", "bad_grammar")
     return MeshError(failed[0].code if own else "no_route", f"no route could be opened: {tried}")

@@ -170,8 +170,9 @@ class Journey:
             taken = self.answer.take(arrived)
             if arrived.ids:
                 self._received.add(arrived.first, len(arrived.ids), digest)
-            for token, text in taken:
-                yield Token(token, text)
+            told = arrived.logprobs or (None,) * len(taken)
+            for (token, text), logprobs in zip(taken, told, strict=True):
+                yield Token(token, text, logprobs)
             if self.answer.finish is None:
                 await self._grant_credit()
 

@@ -16,7 +16,7 @@ from ..net import PeerInfo
 from ..route import choose
 from ..route.choose import Heard
 from ..stage import Stage
-from ..wire.messages import Lease, Signed
+from ..wire.messages import Lease, Logprobs, Signed
 
 
 def pair(layers: Layers) -> list[int]:
@@ -124,10 +124,16 @@ def route(artifact: ArtifactId, heard: Sequence[Heard]) -> dict[str, Any]:
 
 def event(event: Event) -> dict[str, Any]:
     if isinstance(event, Token):
-        return {"event": "token", "id": event.id, "text": event.text}
+        said = {"event": "token", "id": event.id, "text": event.text}
+        return said if event.logprobs is None else said | {"logprobs": _told(event.logprobs)}
     if isinstance(event, Routed):
         return {"event": "route", "route": [hop(lease) for lease in event.leases], "prompt_tokens": len(event.prompt)}
     return {"event": "done", "result": done(event)}
+
+
+def _told(told: Logprobs) -> dict[str, Any]:
+    top = [{"id": likely.id, "logprob": -likely.cost / 1e6, "bytes": list(likely.piece)} for likely in told.top]
+    return {"logprob": -told.cost / 1e6, "top": top}
 
 
 def hop(lease: Lease) -> dict[str, Any]:

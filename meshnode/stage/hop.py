@@ -17,8 +17,8 @@ from ..net.links import Links
 from ..route.lease import Key
 from ..session import HopSession, Sampler
 from ..wire import activation
-from ..wire.messages import Credit, Failure, Lease, Push, Pushes, Renew, Tokens
-from ..worker import Worker
+from ..wire.messages import Credit, Failure, Lease, Likely, Logprobs, Push, Pushes, Renew, Tokens
+from ..worker import Sampled, Worker
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Hop:
         if not self.is_tail:
             await self._push(work, stepped.residual)
         elif stepped.sampled is not None:
-            await self._sampled(stepped.sampled.token, stepped.sampled.piece, stepped.sampled.is_end)
+            await self._sampled(stepped.sampled)
 
     async def _push(self, work: Work, residual: bytes) -> None:
         lease, after = self.lease, self.place.after
@@ -163,17 +163,18 @@ class Hop:
         self.account.link(lease.successor, "out", "residual").add(work.first, work.n, tensor.sha256)
         await self._send(lease.successor, Pushes((push,), (tensor,)), residual)
 
-    async def _sampled(self, token: int, piece: bytes, is_end: bool) -> None:
+    async def _sampled(self, sampled: Sampled) -> None:
         lease, position = self.lease, self.computed
-        self.sampler.sampled(is_end)
-        ids = () if is_end else (token,)
+        self.sampler.sampled(sampled.is_end)
+        ids = () if sampled.is_end else (sampled.token,)
         answer = Tokens(
             session=lease.session,
             epoch=lease.epoch,
             first=position,
             ids=ids,
-            pieces=() if is_end else (piece,),
+            pieces=(sampled.piece,) if ids else (),
             finish=self.sampler.finish,
+            logprobs=_logprobs(sampled) if ids else (),
         )
         # the head first: what it does next is on the way of every token, the entry node's copy is not
         if self.sampler.finish is None:
@@ -236,3 +237,11 @@ class Hop:
                 await self.worker.close(self.handle)
             except MeshError as error:  # a dead worker holds nothing any more
                 log.info("closing a session in the worker: %s", error)
+
+
+def _logprobs(sampled: Sampled) -> tuple[Logprobs, ...]:
+    """As the wire has them: millionths, without their sign."""
+    if sampled.logprob is None:
+        return ()
+    top = tuple(Likely(token, round(-logprob * 1e6), piece) for token, logprob, piece in sampled.top)
+    return (Logprobs(round(-sampled.logprob * 1e6), top),)

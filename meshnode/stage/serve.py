@@ -171,7 +171,9 @@ class Stage:
         after = RouteReady((), ask.attempts)
         following: list[Lease] = []
         try:
-            await worker.open(handle, _sampling(ask.sampling), history)
+            # only the tail samples, and only it has to be able to
+            sampling = _sampling(ask.sampling) if is_tail else Sampling()
+            await worker.open(handle, sampling, history, start=max(0, len(history) - ask.generated))
             chain = (*ask.chain, messages.Hop(me, lease_id, self.addresses))
             if not is_tail:
                 after = await self._find_successor(ask, grant, chain, effective.end)
@@ -250,6 +252,7 @@ class Stage:
                 max_tokens=ask.max_tokens,
                 excluded=ask.excluded,
                 entry_addresses=ask.entry_addresses,
+                generated=ask.generated,
             )
             ready: RouteReady | None = None
             try:
@@ -419,7 +422,15 @@ def _sampling(asked: messages.Sampling) -> Sampling:
         top_k=asked.top_k,
         top_p=asked.top_p / 1e6,
         min_p=asked.min_p / 1e6,
+        repeat_penalty=asked.repeat_penalty / 1e6,
+        repeat_last_n=asked.repeat_last_n,
+        presence_penalty=asked.presence_penalty / 1e6,
+        frequency_penalty=asked.frequency_penalty / 1e6,
         seed=asked.seed,
+        typical_p=asked.typical_p / 1e6,
+        logprobs=asked.logprobs,
+        logit_bias=tuple((token, bias / 1e6) for token, bias in asked.biases),
+        grammar=asked.grammar,
     )
 
 

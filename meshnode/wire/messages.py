@@ -20,6 +20,7 @@ from .schema import (
     message,
     nested,
     octets,
+    pair,
     prose,
     shaped,
     text,
@@ -46,6 +47,7 @@ CODE = text(40, 1)
 SAY = prose(1000)
 LEASE_ID = octets(8)
 TOKENS = integers(TOKEN_LIMIT, MAX_PROMPT)
+BIAS = pair(uint(TOKEN_LIMIT), integer(-100_000_000, 100_000_000))
 ADDRESSES = listing(text(200, 1), MAX_ADDRESSES)
 
 
@@ -83,6 +85,31 @@ class Sampling:
     top_p: int = field(5, uint(1_000_000), default=1_000_000)  # millionths
     min_p: int = field(7, uint(1_000_000), default=0)  # millionths
     seed: int = field(9, uint((1 << 64) - 1), default=0)
+    typical_p: int = field(10, uint(1_000_000), default=1_000_000)  # millionths
+    repeat_penalty: int = field(12, integer(1, 100_000_000), default=1_000_000)  # millionths
+    repeat_last_n: int = field(14, uint((1 << 32) - 1), default=64)  # the window of all three penalties
+    presence_penalty: int = field(16, integer(-100_000_000, 100_000_000), default=0)  # millionths
+    frequency_penalty: int = field(18, integer(-100_000_000, 100_000_000), default=0)  # millionths
+    biases: tuple[tuple[int, int], ...] = field(20, listing(BIAS, 1024), default=())  # (id, millionths), ids ascending
+    grammar: str = field(22, text(1 << 16), default="")  # GBNF
+    logprobs: int | None = field(24, uint(20), default=None)  # of so many of the likeliest, and the chosen one's
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A token that was likely, in millionths of the natural logarithm of its probability, without their sign."""
+
+    id: int = field(1, uint(TOKEN_LIMIT))
+    cost: int = field(2, uint())
+    piece: bytes = field(3, octets(0, 1024))
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """What is told of one token: its own, and the likeliest instead of it."""
+
+    cost: int = field(1, uint())
+    top: tuple[Likely, ...] = field(2, listing(nested(Likely), 20))
 
 
 @message(1)
@@ -193,6 +220,7 @@ class RouteOpen:
     max_tokens: int = field(16, POSITION)
     excluded: tuple[PeerId, ...] = field(18, listing(PEER, 64), default=())
     entry_addresses: tuple[str, ...] = field(20, ADDRESSES, default=())
+    generated: int = field(22, POSITION, default=0)  # how many of the last ids of the prompt were sampled before
 
 
 @message(9)
@@ -271,6 +299,7 @@ class Tokens:
     lease: bytes | None = field(10, LEASE_ID, default=None)  # the head's, in the ring; to the entry node none
     pieces: tuple[bytes, ...] = field(9, listing(octets(0, 1024), 256), default=())  # to the entry node
     finish: str | None = field(11, word("stop", "length"), default=None)
+    logprobs: tuple[Logprobs, ...] = field(13, listing(nested(Logprobs), 256), default=())  # to the entry node
 
 
 @message(13)

@@ -119,6 +119,20 @@ def listing(of: Kind, most: int, least: int = 0) -> Kind:
     return Kind(lambda values: walk(values, of.encode), lambda values: tuple(walk(values, of.decode)))
 
 
+def pair(first: Kind, second: Kind) -> Kind:
+    """Decodes to a tuple of two."""
+
+    def walk(values: Any, a: Callable[[Any], Any], b: Callable[[Any], Any]) -> list[Any]:
+        if not isinstance(values, (list, tuple)) or len(values) != 2:
+            raise _refuse("no pair")
+        return [a(values[0]), b(values[1])]
+
+    return Kind(
+        lambda values: walk(values, first.encode, second.encode),
+        lambda values: tuple(walk(values, first.decode, second.decode)),
+    )
+
+
 def integers(limit: int, most: int, least: int = 0) -> Kind:
     """A list of integers in 0..limit, checked at once: prompts are long."""
 

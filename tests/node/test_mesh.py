@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,26 @@ async def test_every_split_gives_the_answer_of_the_whole(mesh_of: Any, ranges: A
     assert all(a[1] == b[0] for a, b in itertools.pairwise(tiles))
     assert len(answer["receipts"]) == len(tiles)
     assert {receipt["positions"] for receipt in answer["receipts"]} == {len(answer["prompt_token_ids"]) + 19}
+
+
+async def test_the_tail_keeps_to_a_grammar_and_tells_what_else_was_likely(mesh_of: Any) -> None:
+    async with mesh_of("0-3", "3-6") as mesh:
+        model = await mesh.ready()
+        asked = {"temperature": 2.0, "seed": 5, "logit_bias": ((ord("b"), -100.0),), "typical_p": 0.99, "logprobs": 2}
+        request = RunRequest(model, prompt="x", max_tokens=50, grammar='root ::= "[" [a-f]{9} "]"', **asked)
+        async with mesh.entry.run(request) as events:
+            seen = [event async for event in events]
+        result = seen[-1]["result"]
+        assert re.fullmatch(r"\[[ac-f]{9}\]", result["text"])
+        assert result["finish_reason"] == "stop"
+        tokens = [event for event in seen if event["event"] == "token"]
+        assert [token["id"] for token in tokens] == result["token_ids"]
+        for token in tokens:
+            first, second = token["logprobs"]["top"]
+            assert 0 >= first["logprob"] >= second["logprob"]
+            assert first["logprob"] >= token["logprobs"]["logprob"]
+        fault = await refused(mesh, model=model, prompt="x", grammar="root ::= root")
+        assert "bad_grammar" in str(fault)
 
 
 async def test_sessions_at_once_are_each_as_if_alone(mesh_of: Any) -> None:

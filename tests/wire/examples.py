@@ -28,6 +28,7 @@ D = b"d" * 32
 SIDE = messages.LinkSide(KEY.peer, "in", "residual", 5, 2, D, replay=True)
 NAME = {"session": b"s" * 16, "epoch": 1}
 LEASE_ID = b"l" * 8
+LOGPROBS = messages.Logprobs(500_000, (messages.Likely(7, 500_000, b"x"),))
 
 EXAMPLES: list[Any] = [
     messages.OfferQuery(b"n" * 16, artifact=CONTRACT.artifact),
@@ -45,11 +46,26 @@ EXAMPLES: list[Any] = [
         (messages.Hop(KEY.peer, LEASE_ID, addresses=("/ip4/127.0.0.1/tcp/1",)),),
         5,
         6,
-        messages.Sampling(temperature=1, top_k=2, top_p=3, min_p=4, seed=5),
+        messages.Sampling(
+            temperature=1,
+            top_k=2,
+            top_p=3,
+            min_p=4,
+            seed=5,
+            typical_p=6,
+            repeat_penalty=7,
+            repeat_last_n=8,
+            presence_penalty=-9,
+            frequency_penalty=10,
+            biases=((11, -12),),
+            grammar="root ::= [0-9]",
+            logprobs=13,
+        ),
         (1,),
         9,
         excluded=(KEY.peer,),
         entry_addresses=("/ip4/127.0.0.1/tcp/2",),
+        generated=1,
     ),
     messages.Lease(
         lease=LEASE_ID,
@@ -72,7 +88,7 @@ EXAMPLES: list[Any] = [
         (messages.Push(LEASE_ID, **NAME, step=0, first=0, count=2, begin=10, cached=0, sample=True, keep=4),),  # type: ignore[arg-type]
         (messages.Tensor("residual", "f32", (2, 4), "raw", D),),
     ),
-    messages.Tokens(**NAME, first=5, ids=(7,), lease=LEASE_ID, pieces=(b"x",), finish="stop"),  # type: ignore[arg-type]
+    messages.Tokens(**NAME, first=5, ids=(7,), lease=LEASE_ID, pieces=(b"x",), finish="stop", logprobs=(LOGPROBS,)),  # type: ignore[arg-type]
     messages.Credit(LEASE_ID, **NAME, total=16),  # type: ignore[arg-type]
     messages.Renew(LEASE_ID, **NAME),  # type: ignore[arg-type]
     messages.Failure(**NAME, node=KEY.peer, code="busy", say="x", lease=LEASE_ID),  # type: ignore[arg-type]
