@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -25,11 +26,15 @@ def frame(message: say.Message, number: int) -> bytes:
 
 @pytest.fixture
 def load(tmp_path: Path) -> bytes:
+    return load_of(tmp_path, 4, 64, 32)
+
+
+def load_of(tmp_path: Path, n_sessions: int, n_ctx: int, max_step: int) -> bytes:
     path = tmp_path / "toy"
     path.write_text("meshnode-fake 6 16 300")
     s = path.stat()
     stamp = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-    return frame(say.Load((say.ModelFile(str(path), *stamp),), (0, -1), 4, 64, 32, 1, 0), 1)
+    return frame(say.Load((say.ModelFile(str(path), *stamp),), (0, -1), n_sessions, n_ctx, max_step, 1, 0), 1)
 
 
 def converse(binary: Path, sent: bytes) -> tuple[int, list[tuple[int, say.Message]], str]:
@@ -55,6 +60,22 @@ def test_frames_and_sampling_fit_the_vectors(pytestconfig: pytest.Config) -> Non
     done = subprocess.run([test, VECTORS_FILE], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" 0 failures\n")
+
+
+def test_a_long_prompt_lets_others_decode_between_its_chunks(fake_worker: Path, tmp_path: Path) -> None:
+    steps = [(0, 0, (271,))]  # takes 100 ms, in which all else comes, the whole prompt first
+    steps += [(0, 1 + 8 * chunk, (97,) * 8) for chunk in range(8)]
+    steps += [(handle, position, (98,)) for handle in range(1, 5) for position in range(8)]
+    sent = load_of(tmp_path, 5, 80, 8) + b"".join(frame(say.Open(handle), 2 + handle) for handle in range(5))
+    for number, (handle, first, tokens) in enumerate(steps):
+        sent += frame(say.Step(handle, first, (0, 6), tokens=tokens), 100 + number)
+    _, replies, _ = converse(fake_worker, sent)
+    assert all(isinstance(reply, say.Stepped) for number, reply in replies if number >= 100)
+    order = [steps[number - 100][0] for number, _ in replies if number >= 100]
+    chunks = [n for n, handle in enumerate(order) if handle == 0]
+    assert len(chunks) == 9
+    for a, b in itertools.pairwise(chunks[1:]):
+        assert set(order[a:b]) == set(range(5)), order
 
 
 def test_grammars(pytestconfig: pytest.Config) -> None:
