@@ -15,17 +15,20 @@ class PatchError(ValueError):
 def apply(text: str, root: Path) -> list[Path]:
     """Applies a patch as `git format-patch` writes it (paths with a/ and b/) to the files below root.
 
-    Only existing files are changed. Returns them. Raises PatchError, before anything is written.
+    Files are changed or made, none is removed. Returns them. Raises PatchError, before anything is written.
     """
     changed: dict[Path, list[str]] = {}
     lines = text.splitlines(keepends=True)
     at = 0
     while at < len(lines):
-        if not lines[at].startswith("--- a/") or not lines[at + 1].startswith("+++ b/"):
+        is_new = lines[at] == "--- /dev/null\n"
+        if not (is_new or lines[at].startswith("--- a/")) or not lines[at + 1].startswith("+++ b/"):
             at += 1
             continue
         path = _inside(root, lines[at + 1][6:].strip())
-        at, changed[path] = _file(lines, at + 2, changed.get(path) or _read(path), path)
+        if is_new and path.exists():
+            raise PatchError(f"the patch makes a file that is there: {path.name}")
+        at, changed[path] = _file(lines, at + 2, [] if is_new else changed.get(path) or _read(path), path)
     if not changed:
         raise PatchError("the patch changes nothing")
     for path, content in changed.items():
@@ -51,8 +54,8 @@ def _file(lines: list[str], at: int, old: list[str], path: Path) -> tuple[int, l
     new: list[str] = []
     done = 0  # lines of old that are in new, or were removed
     while at < len(lines) and (hunk := _HUNK.match(lines[at])):
-        start = int(hunk[1]) - 1
         removed, added = int(hunk[2] or 1), int(hunk[4] or 1)
+        start = int(hunk[1]) - 1 if removed else int(hunk[1])  # without a line of the old file: after which one
         if not done <= start <= len(old):
             raise PatchError(f"hunks out of order in {path.name}")
         new += old[done:start]

@@ -311,6 +311,15 @@ def test_the_series_is_a_series() -> None:
         assert "src/models/" not in path.read_text(), "architectures are not edited one by one"
 
 
+def test_patch_makes_files_and_inserts_lines(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("1\n2\n")
+    made = "--- /dev/null\n+++ b/new\n@@ -0,0 +1,2 @@\n+a\n+b\n"
+    apply(made + "--- a/old\n+++ b/old\n@@ -1,0 +2 @@\n+between\n", tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("new", "old")] == ["a\nb\n", "1\nbetween\n2\n"]
+    with pytest.raises(PatchError, match="is there"):
+        apply(made, tmp_path)
+
+
 def test_patch_keeps_what_it_does_not_name(tmp_path: Path) -> None:
     text = "".join(f"{i}\n" for i in range(1, 21)) + "no end"
     write(tmp_path, {"f": text})
