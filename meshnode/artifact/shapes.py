@@ -48,6 +48,7 @@ class Family(NamedTuple):
     qk_norm: Literal["head", "all"] | None = None
     own_head: bool = True
     output: Literal["optional", "required", "never"] = "optional"
+    output_bias: bool = False
     full: bool = False
     numbers: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(full=True),
     "mistral3": Family(full=True),
     "olmo2": Family(pre_norms=False, post_norms=True, qk_norm="all", own_head=False, output="required", counts=_WINDOW),
-    "qwen2": Family(own_head=False),
+    "qwen2": Family(own_head=False, output_bias=True),
     "qwen3": Family(qk_norm="head"),
     "smollm3": Family(),
 }
@@ -102,6 +103,8 @@ def shapes(header: Header, architecture: str, n_vocab: int) -> Model:
     optional: dict[str, Shape] = {"rope_freqs.weight": (head // 2,)} if family.full else {}
     if family.output != "never":
         (required if family.output == "required" else optional)["output.weight"] = (n_embd, n_vocab)
+    if family.output_bias:
+        optional["output.bias"] = (n_vocab,)
     for layer in range(n_layer):
         block = f"blk.{layer}."
         _norms(block, family, n_embd, head, n_head * head, n_kv * head, required)
@@ -124,7 +127,7 @@ def _check_kind(keys: Keys) -> None:
     if not keys.flag("attention.causal", True):
         raise bad(f"{keys.name('attention.causal')} is false: it does not write text")
     for key in ("pooling_type", "classifier.pooling_type", "embedding_length_out"):
-        if keys.whole(key, 0, _MAX, 0):
+        if keys.whole(key, 0, _MAX, 0) not in (0, _MAX):  # the latter is how the engine writes that it is not set
             raise bad(f"{keys.name(key)} is set: that is another kind of model")
 
 

@@ -30,7 +30,7 @@ def family_bytes(architecture: str, *, tied: bool = True, optional: bool = False
     if not tied:
         wanted |= {name: shape for name, shape in model.optional.items() if name == WITH_HEAD}
     weights = b"".join(blob.data for blob in tensors(Tiny(n_layer=2, type="F32", n_embd=128)) if len(blob.dims) == 2)
-    ones = b"\0\0\x80\x3f" * max(SHAPE.n_embd, SHAPE.n_ff)
+    ones = b"\0\0\x80\x3f" * max(SHAPE.n_embd, SHAPE.n_ff, SHAPE.n_vocab)
     blobs = []
     for name, shape in sorted(wanted.items()):
         size = 4 * (shape[0] if len(shape) == 1 else shape[0] * shape[1])

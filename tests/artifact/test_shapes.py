@@ -56,6 +56,7 @@ def novel_bytes(*, lacks: str = "\0", calls: tuple[str, str] = ("\0", ""), **cha
     shape = Tiny(n_layer=2)
     meta = [m._replace(key=m.key.replace("llama.", "novel.")) for m in metadata(shape)]
     meta[0] = Meta("general.architecture", "str", "novel")
+    meta.append(Meta("novel.pooling_type", "u32", 0))
     meta = [m._replace(value=changed.get(m.key.rpartition(".")[2], m.value)) for m in meta]
     blobs = [blob for blob in tensors(shape) if lacks not in blob.name]
     return encode(meta, [blob._replace(name=blob.name.replace(*calls)) for blob in blobs])
@@ -65,7 +66,9 @@ def novel_bytes(*, lacks: str = "\0", calls: tuple[str, str] = ("\0", ""), **cha
 def test_without_a_table_what_is_the_same_in_all_is_checked(tmp_path: Path) -> None:
     summary = described(tmp_path, novel_bytes(calls=("attn_q", "attn_other")))
     assert (summary.architecture, summary.n_layer, summary.tied) == ("novel", 2, True)
+    assert described(tmp_path, novel_bytes(pooling_type=(1 << 32) - 1)) == summary  # how the engine writes "none"
     for body, fault in (
+        (novel_bytes(pooling_type=1), "pooling_type is set"),
         (novel_bytes(lacks="token_embd"), "token_embd.weight is missing"),
         (novel_bytes(lacks="blk.1."), "layer 1 has no tensors"),
         (novel_bytes(calls=("blk.1.", "blk.2.")), "there are 2 layers"),
