@@ -27,12 +27,30 @@ bool by_id(const Candidate & a, const Candidate & b) {
     return a.id < b.id;
 }
 
+bool has_penalties(const Sampling & s) {
+    return s.repeat_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
+}
+
+void check(float logit) {
+    if (std::isnan(logit) || logit == std::numeric_limits<float>::infinity()) {
+        throw StageError("bad_activation", "a logit is not finite");
+    }
+}
+
+// The first of the highest logits, without a copy of them all.
+Candidate highest(std::span<const float> logits) {
+    size_t best = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+        check(logits[i]);
+        best = logits[i] > logits[best] ? i : best;
+    }
+    return {int32_t(best), logits.empty() ? -std::numeric_limits<double>::infinity() : double(logits[best])};
+}
+
 std::vector<Candidate> penalised(std::span<const float> logits, std::span<const int32_t> history, const Sampling & s) {
     std::vector<Candidate> all(logits.size());
     for (size_t i = 0; i < logits.size(); ++i) {
-        if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
-            throw StageError("bad_activation", "a logit is not finite");
-        }
+        check(logits[i]);
         all[i] = {int32_t(i), double(logits[i])};
     }
     for (const auto & [token, bias] : s.logit_bias) {
@@ -40,7 +58,7 @@ std::vector<Candidate> penalised(std::span<const float> logits, std::span<const 
             all[size_t(token)].logit += bias;
         }
     }
-    if (s.repeat_penalty == 1 && s.presence_penalty == 0 && s.frequency_penalty == 0) {
+    if (!has_penalties(s)) {
         return all;
     }
     std::unordered_map<int32_t, uint32_t> counts;
@@ -139,6 +157,13 @@ double uniform(uint64_t seed, uint64_t position) {
 
 int32_t sample(std::span<const float> logits, std::span<const int32_t> history, const Sampling & s, uint64_t position,
                Matcher * matcher) {
+    if (s.temperature == 0 && !matcher && !has_penalties(s) && s.logit_bias.empty()) {
+        const Candidate best = highest(logits);
+        if (!std::isfinite(best.logit)) {
+            throw StageError("bad_activation", "no logit is finite");
+        }
+        return best.id;
+    }
     std::vector<Candidate> kept = penalised(logits, history, s);
     if (kept.empty()) {
         throw StageError("bad_activation", "there are no logits");

@@ -91,9 +91,9 @@ class Stages:
         self.workers = workers
         self.layers = [worker.loaded.layers for worker in workers]
 
-    async def open(self, handle: int) -> None:
+    async def open(self, handle: int, prompt: Sequence[int]) -> None:
         for worker in self.workers:
-            await worker.open(handle, Sampling(), ())
+            await worker.open(handle, Sampling(), prompt)
 
     async def close(self, handle: int) -> None:
         for worker in self.workers:
@@ -146,7 +146,7 @@ class Stages:
 
 
 async def decode_rate(stages: Stages, prompt: int = SHORT, count: int = DECODED) -> float:
-    await stages.open(1)
+    await stages.open(1, ids(prompt))
     token = await stages.prefill(1, ids(prompt), PROMPT)
     begin = perf_counter()
     await stages.decode(1, prompt, token, count)
@@ -156,7 +156,7 @@ async def decode_rate(stages: Stages, prompt: int = SHORT, count: int = DECODED)
 
 
 async def prefill_rate(stages: Stages, chunk: int = PROMPT) -> float:
-    await stages.open(1)
+    await stages.open(1, ids(PROMPT))
     begin = perf_counter()
     await stages.prefill(1, ids(PROMPT), chunk)
     rate = PROMPT / (perf_counter() - begin)
@@ -168,7 +168,7 @@ async def sessions_rate(stages: Stages, n: int) -> float:
     """All of n sessions' prompts and tokens, as a server sees n requests that come at once: generated tokens/s."""
 
     async def one(handle: int) -> None:
-        await stages.open(handle)
+        await stages.open(handle, ids(SHORT, handle))
         token = await stages.prefill(handle, ids(SHORT, handle), PROMPT)
         await stages.decode(handle, SHORT, token, EACH - 1)
         await stages.close(handle)
@@ -285,7 +285,7 @@ async def overlapped(bench: Bench) -> Pairs:
 async def loading(bench: Bench) -> Pairs:
     stages = await bench.stages(THIRDS[1])
     third = stages.workers[0]
-    await stages.open(1)
+    await stages.open(1, ())
     await third.step(1, 0, THIRDS[1], residual=bytes(4 * third.loaded.n_embd))
 
     async def resident() -> float:
@@ -304,7 +304,7 @@ async def filled(bench: Bench, sessions: int, positions: int, **options: object)
     """A worker whose sessions 1 to n hold that many positions each."""
     stages = await bench.stages(n_sessions=sessions, n_threads=2, **options)
     for handle in range(1, sessions + 1):
-        await stages.open(handle)
+        await stages.open(handle, ids(positions, handle))
         await stages.prefill(handle, ids(positions, handle), PROMPT)
     return stages
 
