@@ -14,8 +14,9 @@ SECONDS ?= 60
 PROMPTS ?= 20
 ROUNDS ?= 20
 OPS ?= 10000
+MODEL ?= smollm2
 
-.PHONY: help setup worker model demo lint test soak soak-files soak-worker fuzz exact arch-sweep bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker model demo lint test soak soak-files soak-worker fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +32,8 @@ help:
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make fuzz             wrong frames for the worker built with sanitizers: make fuzz SECONDS=600 SEED=2"
+	@echo "make exact-engine     bits of the engine alone, batched, chunked and cut: MODEL=gemma3 for another model"
+	@echo "make bench-engine     the engine beside llama.cpp's own programs and beside itself; ends with one line of JSON"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
 	@echo "make bench-identity   how fast files are hashed and found again; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
@@ -90,6 +93,13 @@ exact: worker model
 
 arch-sweep: $(STAMP)
 	@$(PY) -m tests.live.arch_sweep $(ARGS)
+
+exact-engine: $(STAMP)
+	@model=$$($(PY) fixtures/fetch_model.py $(MODEL)) && folder=$$($(PY) -m meshnode.worker.build --target tests --print-path) && \
+	"$$folder/test_exact" "$$model" 2>/dev/null && "$$folder/test_company" "$$model" 2>/dev/null
+
+bench-engine: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.bench.engine $(ARGS)
 
 bench-mesh: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.bench.mesh

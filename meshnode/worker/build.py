@@ -42,7 +42,7 @@ FURTHER_LIBRARIES = "libggml-*.a"  # of the backends that were asked for
 HEADERS = ("include/*.h", "ggml/include/*.h", "src/llama-ext.h")  # flat in include/ of the built engine
 TARGETS = {  # what is built: executables, whether the engine is patched
     "worker": (("meshnode-worker",), True),
-    "tests": (("test_exact", "test_stage", "test_probe", "greedy"), True),
+    "tests": (("test_exact", "test_company", "test_stage", "test_probe", "greedy"), True),
     "sweep": (("test_exact", "test_requantize", "make_models"), True),
     "upstream": (("parity_upstream",), False),
     "asan": (("meshnode-worker",), True),

@@ -34,6 +34,11 @@ def test_no_bit_changes_with_the_fast_kernels(native_tests: Path, model: Path) -
     assert "\nok: " in passes(native_tests / "test_exact", model, "--fast", "--cut", "1", "--cut", "17", "--cut", "29")
 
 
+def test_no_bit_changes_in_company(native_tests: Path, model: Path) -> None:
+    """Short: the whole of it is `make exact-engine`."""
+    assert "\nok: 60 comparisons" in passes(native_tests / "test_company", model, "--prompt", "72")
+
+
 def test_the_fingerprint_tells_kernels_apart(native_tests: Path) -> None:
     assert passes(native_tests / "test_probe").endswith("ok\n")
 
