@@ -12,21 +12,18 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
-#include <functional>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
+#include "beside.h"
 #include "frames.h"
-#include "metered.h"
 #include "grammar.h"
+#include "metered.h"
 #include "queue.h"
 #include "sample.h"
 #include "stage.h"
@@ -43,11 +40,6 @@ constexpr int kExitSetup       = 4;
 
 constexpr size_t kShortText = 4096;  // bytes: whatever is in it, it is tokenized within some ms
 constexpr std::chrono::milliseconds kTokenizing{2000};
-constexpr size_t kMostBeside = 16;  // long texts that wait: at 2 s each nobody waits for more
-
-template <class... F> struct Overloaded : F... {
-    using F::operator()...;
-};
 
 uint64_t now_ns() {
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -86,55 +78,6 @@ size_t text_bytes(const Tokenize & m) {
     }
     return sum;
 }
-
-// A thread that does one thing after the other, so that the computing need not wait for them.
-class Beside {
-  public:
-    void add(std::function<void()> work) {
-        std::lock_guard lock(mutex_);
-        if (work_.size() >= kMostBeside) {
-            throw StageError("busy", "too many long texts wait to be tokenized");
-        }
-        work_.push_back(std::move(work));
-        if (!thread_.joinable()) {
-            thread_ = std::thread([this] { run(); });
-        }
-        more_.notify_one();
-    }
-
-    void finish() {  // once all of it is done
-        {
-            std::lock_guard lock(mutex_);
-            finished_ = true;
-            more_.notify_one();
-        }
-        if (thread_.joinable()) {
-            thread_.join();
-        }
-    }
-
-  private:
-    void run() {
-        std::unique_lock lock(mutex_);
-        while (true) {
-            more_.wait(lock, [&] { return finished_ || !work_.empty(); });
-            if (work_.empty()) {
-                return;
-            }
-            const std::function<void()> work = std::move(work_.front());
-            work_.pop_front();
-            lock.unlock();
-            work();
-            lock.lock();
-        }
-    }
-
-    std::mutex mutex_;
-    std::condition_variable more_;
-    std::deque<std::function<void()>> work_;
-    bool finished_ = false;
-    std::thread thread_;
-};
 
 class Worker {
   public:
