@@ -30,22 +30,20 @@ class Places {
     std::vector<Move> arrange(std::span<const uint32_t> active, const std::vector<bool> & filled) {
         if (active.size() < 2 || adjacent(active)) {
             calm_++;
-            if (calm_ % kCalm == 0) {
-                patience_ = std::max(patience_ / 2, kLeastPatience);
-            }
             return {};
         }
         if (++scattered_ < patience_) {
             return {};
         }
-        scattered_ = 0;
-        patience_  = std::min(2 * patience_, kMostPatience);  // sets of sessions that take turns shall not chase each other
+        // Sets of sessions that take turns shall not chase each other.
+        patience_  = calm_ < kCalm ? std::min(2 * patience_, kMostPatience) : kLeastPatience;
+        scattered_ = calm_ = 0;
         return gather(active, filled);
     }
 
   private:
     static constexpr uint32_t kNobody = UINT32_MAX;
-    static constexpr uint32_t kLeastPatience = 4, kMostPatience = 256, kCalm = 64;  // batches
+    static constexpr uint32_t kLeastPatience = 2, kMostPatience = 256, kCalm = 16;  // batches
 
     bool adjacent(std::span<const uint32_t> active) const {
         auto [least, most] = std::minmax_element(active.begin(), active.end(), [&](uint32_t a, uint32_t b) {
@@ -112,7 +110,7 @@ class Places {
 
     std::vector<uint32_t> stream_of_;  // by slot
     std::vector<uint32_t> slot_at_;    // by stream
-    uint32_t scattered_ = 0, calm_ = 0, patience_ = kLeastPatience;
+    uint32_t scattered_ = 0, calm_ = kCalm, patience_ = kLeastPatience;
 };
 
 }  // namespace meshnode

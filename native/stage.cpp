@@ -341,7 +341,8 @@ class Engine final : public Stage {
         cp.n_threads       = int32_t(options.n_threads);
         cp.n_threads_batch = int32_t(options.n_threads);
         cp.type_k = cp.type_v = kKvType;
-        cp.flash_attn_type = invariant ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        // On a CPU decode takes 1.2 to 1.4 times as long with flash attention; a prompt a tenth to a quarter less.
+        cp.flash_attn_type = gpu() ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         cp.swa_full        = true;  // or a window's old cells are gone when positions are taken back
         cp.no_perf         = true;
         context_.reset(llama_init_from_model(model_.get(), cp));
@@ -386,7 +387,7 @@ class Engine final : public Stage {
                               (planes ? "4" : "1") + ",\"truncate\":\"" + (truncates_ ? "any" : "none") + "\"}";
         const char * rope   = facts.rope_short_to == 0 ? "" :
                               int64_t(llama_n_ctx_seq(context_.get())) > facts.rope_short_to ? "long" : "short";
-        const Numbers numbers{options.numerics, ggml_type_name(kKvType), fast, fast, rope, backend()};
+        const Numbers numbers{options.numerics, ggml_type_name(kKvType), fast, bool(gpu()), rope, backend()};
         loaded_.recipe      = recipe(numbers);
         loaded_.fingerprint = fingerprint(facts.types, numbers);
     }

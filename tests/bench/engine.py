@@ -35,11 +35,12 @@ from . import peers
 from .servers import Server, rpc_servers, server
 
 PROMPT = 512  # positions of the long prompt
-CHUNK = 128  # positions a step of it, where stages overlap
+CHUNK = 64  # positions a step of it, where stages overlap
 DECODED = 128
 SHORT = 16  # positions of the prompts of many sessions
 EACH = 48  # tokens of each of many sessions
 BALANCED = ((0, 19), (19, 30))  # by bytes: the output matrix is worth eight layers
+HALVES = ((0, 15), (15, 30))  # a prompt needs the output matrix once
 THIRDS = ((0, 10), (10, 20), (20, 30))
 WHOLE = (0, 30)
 
@@ -278,7 +279,7 @@ async def serving(bench: Bench) -> Pairs:
 
 
 async def overlapped(bench: Bench) -> Pairs:
-    two, whole = await bench.stages(*BALANCED), await bench.stages(n_threads=2)
+    two, whole = await bench.stages(*HALVES), await bench.stages(n_threads=2)
     return {"prefill_two_stage_vs_whole": (lambda: prefill_rate(two, CHUNK), lambda: prefill_rate(whole))}
 
 
