@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 NATIVE = Path(__file__).parents[2] / "native"
-HEADERS = ("beside.h", "frames.h", "grammar.h", "metered.h", "places.h", "queue.h", "sample.h", "stage.h", "test_json.h")
+HEADERS = tuple(sorted(path.name for path in NATIVE.glob("*.h")))
 SOURCES = ("worker.cpp", "frames.cpp", "metered.cpp", "sample.cpp", "grammar.cpp", "fake_stage.cpp")
 FLAGS = ("-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", '-DMESHNODE_ENGINE="fake"')
 
