@@ -6,8 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import trio
 
 from meshnode.worker.build import build
+
+from ..bench.engine import measure, ratio
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]  # 20 s on two idle cores
 SPIN = {"GOMP_SPINCOUNT": "5000"}  # as the node sets it: idle threads must not take the cores from the busy ones
@@ -45,3 +48,9 @@ def test_the_fingerprint_tells_kernels_apart(native_tests: Path) -> None:
 
 def test_what_a_stage_refuses(native_tests: Path, model: Path) -> None:
     assert passes(native_tests / "test_stage", model) == "ok\n"
+
+
+def test_the_bench_runs_and_a_stage_maps_what_it_owns_alone() -> None:
+    """Of `make bench-engine` the row that does not depend on time."""
+    figures = trio.run(measure, ["rss_over_owned"], 1)["rss_over_owned"]
+    assert 0 < ratio(figures) <= 1.05
