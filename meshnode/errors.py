@@ -18,6 +18,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "context_exceeded": (5, "the prompt and the answer do not fit the context", "shorten the prompt, or ask for less"),
     "no_chat_template": (5, "the model has no chat template", "ask with a raw prompt"),
     "template_failed": (5, "the model's chat template failed, or took too much", "ask with a raw prompt"),
+    "bad_bias": (2, "a token of a logit bias is not in the model's vocabulary", "name ids that the model has"),
     "bad_grammar": (2, "the grammar cannot be used, or no text goes on from here in it", "mend the grammar"),
     # files and layers
     "not_found": (3, "there is no such file", "check the path"),

@@ -509,9 +509,11 @@ int32_t Matcher::state(State && s) {
     std::sort(s.tops.begin(), s.tops.end());
     s.tops.erase(std::unique(s.tops.begin(), s.tops.end()), s.tops.end());
     spend(16 + s.tops.size());
+    const size_t tops = s.tops.size();
     const auto [found, is_new] = state_of_.emplace(std::move(s), int32_t(states_.size()));
     if (is_new) {
         states_.push_back(found);
+        tops_ += tops;
     }
     return found->second;
 }
@@ -520,6 +522,7 @@ void Matcher::restart() {
     broken_ = true;
     text_.clear();
     nodes_.clear(), node_of_.clear(), seen_.clear(), states_.clear(), state_of_.clear(), next_.clear();
+    tops_ = 0;
     expansion_ = 1;
     State s;
     for (uint32_t begin : grammar_->rules_[grammar_->root_]) {
@@ -534,13 +537,14 @@ void Matcher::restart() {
 
 // Forgets all but the state the text is in.
 void Matcher::compact() {
-    if (nodes_.size() + next_.size() <= kMostCached) {
+    if (nodes_.size() + next_.size() + tops_ <= kMostCached) {
         return;
     }
     broken_ = true;
     const std::vector<Node> old = std::move(nodes_);
     State s = states_[size_t(now_)]->first;
     nodes_.clear(), node_of_.clear(), seen_.clear(), states_.clear(), state_of_.clear(), next_.clear();
+    tops_ = 0;
     for (int32_t & top : s.tops) {
         std::vector<uint32_t> stack;
         for (int32_t id = top; id != kEmpty; id = old[size_t(id)].below) {

@@ -16,9 +16,9 @@ namespace meshnode {
 constexpr size_t   kMaxGrammarBytes = 64 * 1024;
 constexpr size_t   kMaxElements     = 64 * 1024;  // once repetitions are written out
 constexpr uint32_t kMaxNesting      = 64;         // of parentheses: the parser recurses
-constexpr uint64_t kTokenWork       = 1 << 22;    // some 50 ms; grammars in use need less than a hundredth of it
-constexpr size_t   kMostFollowed    = 16;         // tokens' worth of work that following a history may take
-constexpr size_t   kMostCached      = 1 << 14;    // nodes and transitions that are kept from one token to the next
+constexpr uint64_t kTokenWork       = 1 << 20;    // some 30 ms; grammars in use need less than a twentieth of it
+constexpr size_t   kMostFollowed    = 4;          // tokens' worth of work that following a history may take
+constexpr size_t   kMostCached      = 1 << 14;    // nodes, tops of states and transitions that are kept from one token to the next
 
 // A grammar as written, of rules over code points. Rule `root` is the whole text.
 class Grammar {
@@ -113,6 +113,7 @@ class Matcher {
     std::vector<std::map<State, int32_t>::iterator> states_;
     std::map<State, int32_t>                        state_of_;
     std::unordered_map<uint64_t, int32_t>           next_;  // by state and byte
+    size_t                                          tops_ = 0;  // of all states
 };
 
 }  // namespace meshnode

@@ -203,6 +203,7 @@ int32_t sample(std::span<const float> logits, std::span<const int32_t> history, 
     }
     if (s.typical_p < 1) {
         keep_typical(kept, best.logit, s.typical_p);
+        best = *std::min_element(kept.begin(), kept.end(), better);  // it may have been too likely to be typical
     }
     if (s.top_p < 1) {
         keep_nucleus(kept, best.logit, s.top_p);
@@ -224,7 +225,7 @@ int32_t sample(std::span<const float> logits, std::span<const int32_t> history, 
             return c.id;
         }
     }
-    return best.id;  // unreachable but for rounding at the very end of the sum
+    return best.id;  // only by rounding at the very end of the sum
 }
 
 std::vector<Logprob> logprobs(std::span<const float> logits, int32_t token, size_t count) {

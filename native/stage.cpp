@@ -201,6 +201,9 @@ class Engine final : public Stage {
             throw StageError("bad_frame", "a fork keeps at most what its origin holds, in another slot");
         }
         truncate(to, 0);
+        if (keep == 0) {
+            return;
+        }
         llama_memory_seq_cp(memory(), stream(from), stream(to), -1, -1);  // streams are copied whole
         slots_[to] = source;
         try {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -144,7 +145,6 @@ int main(int argc, char ** argv) {
     options.n_sessions = kSessions;
     options.n_ctx      = uint32_t(prompt + kDecoded + kWithCompany);
     options.max_step   = kLargest;
-    options.n_threads  = 2;
     int failures = 0, comparisons = 0;
     try {
         auto opened = [&](Layers layers) {
@@ -163,7 +163,10 @@ int main(int argc, char ** argv) {
             }
         };
         std::map<int, std::pair<Bits, Bits>> alone;  // by length: of the whole, of two stages
-        for (int chunk : kChunks) {
+        for (const int & chunk : kChunks) {
+            if (&chunk + 1 < std::end(kChunks) && *(&chunk + 1) >= prompt) {
+                continue;  // the next smaller one takes the prompt at once as well
+            }
             for (const auto & [company, name] : {std::pair(Company::none, "alone"), std::pair(Company::beside, "beside"),
                                                  std::pair(Company::batched, "batched")}) {
                 const int length = company == Company::none ? prompt : std::min(prompt, kWithCompany * chunk);

@@ -197,7 +197,10 @@ class Worker {
         }
         check_tokens(history);
         for (const auto & [token, bias] : sampling.logit_bias) {
-            check_tokens({&token, 1});
+            if (token >= stage_->loaded().n_vocab) {
+                throw StageError("bad_bias", "there is no token " + std::to_string(token) + " to bias: the model has " +
+                                                 std::to_string(stage_->loaded().n_vocab));
+            }
         }
         const auto free = std::find(taken_.begin(), taken_.end(), false);
         if (free == taken_.end()) {

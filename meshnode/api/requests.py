@@ -95,7 +95,7 @@ class RunRequest:
         return Sampling(
             round(self.temperature * MILLION),
             self.top_k,
-            round(self.top_p * MILLION),
+            max(1, round(self.top_p * MILLION)),  # of 0 the best token is left
             round(self.min_p * MILLION),
             self.seed,
             typical_p=max(1, round(self.typical_p * MILLION)),

@@ -131,6 +131,8 @@ class Client:
                 )
                 await journey.link()
             except Refused as refused:
+                if choose.is_of_the_request(refused.code, ask.sampling):
+                    raise MeshError(refused.code, refused.message) from refused
                 attempts = min(attempts, refused.attempts) if refused.failed else attempts
                 failed += [Failed(node, 0, refused.code, refused.message), *refused.failed]
             except MeshError as error:
@@ -179,5 +181,5 @@ def _no_route(failed: Sequence[Failed]) -> MeshError:
     if not failed:
         return MeshError("no_route", "no route could be opened in time")
     tried = "; ".join(f"{f.node[-8:]} at layer {f.layer}: {f.code}, {f.say}" for f in failed[:6])
-    own = len(failed) == 1 and failed[0].code in ("busy", "context_exceeded", "bad_grammar")
+    own = len(failed) == 1 and failed[0].code in ("busy", "context_exceeded", "identity_changed")
     return MeshError(failed[0].code if own else "no_route", f"no route could be opened: {tried}")

@@ -6,10 +6,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..ids import Layers, PeerId, gaps
-from ..wire.messages import Contract, Offer
+from ..wire.messages import Contract, Offer, Sampling
 
 ATTEMPTS_A_HOP = 4  # candidates one hop tries before it refuses
 ATTEMPTS_A_REQUEST = 32  # route-opens sent for one request, over all hops
+
+
+def is_of_the_request(code: str, sampling: Sampling) -> bool:
+    """Whether a refusal of this code is the request's own fault, so that no other candidate need be asked.
+
+    Only of what the request does ask for: a hop that lies ends no other search.
+    """
+    return (code == "bad_grammar" and bool(sampling.grammar)) or (code == "bad_bias" and bool(sampling.biases))
 
 
 @dataclass(frozen=True)

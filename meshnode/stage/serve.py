@@ -259,6 +259,8 @@ class Stage:
                 ready = await self._links.request(node, further, RouteReady, timeout=patience)
                 await self._links.connect(node)
             except Refused as refused:
+                if choose.is_of_the_request(refused.code, ask.sampling):
+                    raise
                 attempts = min(attempts, refused.attempts) if refused.failed else attempts
                 failed += [Failed(node, begin, refused.code, refused.message), *refused.failed]
             except MeshError as error:

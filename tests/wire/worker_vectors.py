@@ -387,6 +387,7 @@ def choose(logits: list[float], history: list[int], s: dict[str, Any], position:
             kept.append(i)
             mass += math.exp(values[i] - best)
         kept.sort(key=lambda i: (-values[i], i))
+        best = values[kept[0]]
     if s["top_p"] < 1:
         total = math.fsum(math.exp(values[i] - best) for i in kept)
         mass, count = 0.0, 0
@@ -401,7 +402,7 @@ def choose(logits: list[float], history: list[int], s: dict[str, Any], position:
         total += weight
         if total > target:
             return i
-    return order[0]
+    raise AssertionError("the running sum ends at the total")
 
 
 def samples() -> list[dict[str, Any]]:
@@ -431,6 +432,7 @@ def samples() -> list[dict[str, Any]]:
         ("min_p 1 keeps the best", hill, [], {"temperature": 5.0, "min_p": 1.0, "seed": 11}),
         ("typical_p", hill, [], {"temperature": 5.0, "typical_p": 0.6, "seed": 14}),
         ("typical_p leaves the best out", [4.0] + [1.0] * 39, [], {"temperature": 5.0, "typical_p": 0.2, "seed": 15}),
+        ("what left is not drawn", [14.0] + [1.0] * 39, [], {"temperature": 0.01, "typical_p": 0.2, "seed": 2}),
         ("typical_p before top_p", hill, [], {"temperature": 5.0, "typical_p": 0.8, "top_p": 0.6, "seed": 16}),
         ("a bias", hill, [], {"logit_bias": [[6, 3.0]]}),
         ("a bias against the best", hill, [], {
