@@ -23,6 +23,7 @@ from types import TracebackType
 from ..errors import MeshError
 from .files import FileStamp, OpenFile, PathLike, open_file, show
 from .gguf import Summary, label, read_header, validate
+from .header import Header
 from .shards import merge, set_files, shard_name, split_count
 
 __all__ = ["FileStamp", "OpenArtifact", "check", "describe", "digests", "identify", "identity_of", "open_artifact"]
@@ -127,17 +128,21 @@ def check(artifact: OpenArtifact) -> Summary:
 
     Errors: as gguf.validate; bad_shards for a set that does not fit together; identity_changed.
     """
-    headers = []
-    for file in artifact.files:
-        try:
-            headers.append(read_header(file.fd, file.size))
-        except MeshError as error:
-            if len(artifact.files) == 1:
-                raise
-            raise MeshError(error.code, f"shard {len(headers) + 1}: {error.message}", hint=error.hint) from None
-    summary = validate(headers[0] if len(headers) == 1 else merge(headers))
+    files = artifact.files
+    if len(files) == 1:
+        header = read_header(files[0].fd, files[0].size)
+    else:
+        header = merge(map(_shard, files, range(1, len(files) + 1)), len(files))
+    summary = validate(header)
     artifact.check_unchanged()
     return summary
+
+
+def _shard(file: OpenFile, number: int) -> Header:
+    try:
+        return read_header(file.fd, file.size)
+    except MeshError as error:
+        raise MeshError(error.code, f"shard {number}: {error.message}", hint=error.hint) from None
 
 
 def describe(artifact: OpenArtifact) -> Summary:

@@ -6,6 +6,7 @@ from .cursor import bad, quote
 from .header import Array, Header
 
 MAX_LAYERS = 512  # the engine's
+MAX_EXPERTS = 1024  # the engine's
 
 
 class Keys:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from .cursor import bad
 from .header import Header
-from .keys import MAX_LAYERS, Keys
+from .keys import MAX_EXPERTS, MAX_LAYERS, Keys
 
 MAX_EXPERTS = 1024  # the engine's
 _MAX = (1 << 32) - 1
@@ -73,6 +73,17 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+def _check_numbers_of_experts(keys: Keys) -> None:
+    """What the engine answers with the end of its process, whatever the architecture."""
+    experts = keys.whole("expert_count", 0, MAX_EXPERTS, 0)
+    keys.whole("expert_used_count", min(experts, 1), experts, min(experts, 1))
+    groups = keys.whole("expert_group_count", 0, max(experts, 1), 0)
+    if groups > 1:
+        keys.whole("expert_group_used_count", 1, groups - 1, 1)
+        if experts % groups:
+            raise bad(f"{keys.name('expert_count')} {experts} is no multiple of the {groups} groups")
+
+
 def shapes(header: Header, architecture: str, n_vocab: int) -> Model:
     """The tensors that a model of this metadata has; bad_gguf for values that no model can have."""
     keys = Keys(header, architecture + ".")
@@ -85,6 +96,7 @@ def shapes(header: Header, architecture: str, n_vocab: int) -> Model:
     if family is None:
         ahead = keys.whole("nextn_predict_layers", 0, MAX_LAYERS, 0)
         n_layer = keys.whole("block_count", 1 + ahead, MAX_LAYERS) - ahead
+        _check_numbers_of_experts(keys)
         return Model(n_layer, n_embd, n_ctx, embeddings, {}, open=True)
     if keys.whole("nextn_predict_layers", 0, _MAX, 0):
         raise bad(f"{keys.name('nextn_predict_layers')} is set: that is another kind of model")

@@ -1,7 +1,7 @@
 """Models in several files: which files belong together, and one header for all of them.
 
 set_files(path, count) -> [paths], warnings    the files of a set, entered at any of them
-merge(headers) -> Header                       one header of the whole set, or bad_shards
+merge(headers, count) -> Header                one header of the whole set, or bad_shards
 shard_name(path)                               (prefix, number, count) of "PREFIX-00002-of-00003.gguf"
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import MeshError
@@ -22,6 +22,7 @@ MAX_SHARDS = 512  # files kept open at once, of the 1,024 a process may have; th
 MAX_LINKS = 40  # the kernel's own bound on a chain of symbolic links
 
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+UNSAID = -1  # what a shard after the first may leave out
 
 _NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
@@ -89,28 +90,33 @@ def _strays(name: ShardName) -> tuple[str, ...]:
     )
 
 
-def merge(headers: Sequence[Header]) -> Header:
+def merge(headers: Iterable[Header], count: int) -> Header:
     """One header of a set: the first's metadata, every shard's tensors. Offsets stay those within each file.
 
-    Errors: bad_shards, naming the shard by its number (from 1) and its fault.
+    Each header is judged, and let go but for its tensors, before the next is taken: of a set that is none little is
+    read and kept. Errors: bad_shards, naming the shard by its number (from 1) and its fault.
     """
     tensors: dict[str, Tensor] = {}
+    totals: list[int] = []
+    size, first = 0, None
     for index, header in enumerate(headers):
         keys = Keys(header)
         said = (keys.whole(SPLIT_NO, 0, 1 << 16, kind="u16"), split_count(header))
-        if said != (index, len(headers)):
-            raise _bad(f"shard {index + 1} of {len(headers)} says that it is shard {said[0] + 1} of {said[1]}")
+        if said != (index, count):
+            raise _bad(f"shard {index + 1} of {count} says that it is shard {said[0] + 1} of {said[1]}")
         for tensor in header.tensors.values():
             if tensor.name in tensors:
                 raise _bad(f"tensor {quote(tensor.name)} is in two shards, the second of them shard {index + 1}")
             tensors[tensor.name] = tensor
-    for index, header in enumerate(headers):
-        total = Keys(header).whole(SPLIT_TENSORS, 0, 1 << 31, len(tensors) if index else None, kind="i32")
-        if total != len(tensors):
+        totals.append(keys.whole(SPLIT_TENSORS, 0, 1 << 31, UNSAID if index else None, kind="i32"))
+        size += header.size
+        first = first or header
+    for index, total in enumerate(totals):
+        if total not in (len(tensors), UNSAID):
             raise _bad(f"shard {index + 1} says there are {total} tensors in all, but there are {len(tensors)}")
-    first = headers[0]
+    assert first is not None, "a set has a first shard"
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("split.")}
-    return first._replace(metadata=metadata, tensors=tensors, size=sum(header.size for header in headers))
+    return first._replace(metadata=metadata, tensors=tensors, size=size)
 
 
 def _bad(fault: str) -> MeshError:

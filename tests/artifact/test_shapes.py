@@ -57,7 +57,8 @@ def novel_bytes(*, lacks: str = "\0", calls: tuple[str, str] = ("\0", ""), **cha
     meta = [m._replace(key=m.key.replace("llama.", "novel.")) for m in metadata(shape)]
     meta[0] = Meta("general.architecture", "str", "novel")
     meta.append(Meta("novel.pooling_type", "u32", 0))
-    meta = [m._replace(value=changed.get(m.key.rpartition(".")[2], m.value)) for m in meta]
+    meta = [m._replace(value=changed.pop(m.key.rpartition(".")[2], m.value)) for m in meta]
+    meta += [Meta("novel." + key, "u32", value) for key, value in changed.items()]
     blobs = [blob for blob in tensors(shape) if lacks not in blob.name]
     return encode(meta, [blob._replace(name=blob.name.replace(*calls)) for blob in blobs])
 
@@ -67,6 +68,7 @@ def test_without_a_table_what_is_the_same_in_all_is_checked(tmp_path: Path) -> N
     summary = described(tmp_path, novel_bytes(calls=("attn_q", "attn_other")))
     assert (summary.architecture, summary.n_layer, summary.tied) == ("novel", 2, True)
     assert described(tmp_path, novel_bytes(pooling_type=(1 << 32) - 1)) == summary  # how the engine writes "none"
+    described(tmp_path, novel_bytes(expert_count=8, expert_used_count=2, expert_group_count=4, expert_group_used_count=2))
     for body, fault in (
         (novel_bytes(pooling_type=1), "pooling_type is set"),
         (novel_bytes(lacks="token_embd"), "token_embd.weight is missing"),
@@ -76,6 +78,11 @@ def test_without_a_table_what_is_the_same_in_all_is_checked(tmp_path: Path) -> N
         (novel_bytes(embedding_length=32), "shape [64, 320] instead of [32, 320]"),
         (novel_bytes(block_count=0), "block_count is 0"),
         (novel_bytes(context_length=0), "context_length is 0"),
+        (novel_bytes(expert_count=2_000_000), "expert_count is 2000000"),
+        (novel_bytes(expert_count=4, expert_used_count=5), "expert_used_count is 5"),
+        (novel_bytes(expert_count=4, expert_used_count=0), "expert_used_count is 0"),
+        (novel_bytes(expert_count=8, expert_used_count=2, expert_group_count=3), "no multiple of the 3 groups"),
+        (novel_bytes(expert_count=8, expert_group_count=4, expert_group_used_count=4), "expert_group_used_count is 4"),
     ):
         with pytest.raises(MeshError) as caught:
             described(tmp_path, body)

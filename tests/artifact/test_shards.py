@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from fixtures.make_fixtures import Tiny, model_bytes, shard_bytes
+from meshnode.artifact import identity
 from meshnode.artifact.files import open_file
+from meshnode.artifact.gguf import read_header
 from meshnode.artifact.identity import DOMAIN, describe, digests, identify, open_artifact
 from meshnode.errors import MeshError
 
@@ -162,6 +164,19 @@ def test_spoiled_set_is_refused(folder: Path, kind: str) -> None:
     with pytest.raises(MeshError) as caught:
         identity_of(folder / name(1))
     assert (caught.value.code, fault in caught.value.message) == (code, True), caught.value.message
+
+
+def test_links_to_one_file_are_no_set_and_are_not_read_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (2, 3):
+        (folder / name(number)).unlink()
+        (folder / name(number)).symlink_to(name(1))
+    read: list[int] = []
+    monkeypatch.setattr(identity, "read_header", lambda fd, size: read.append(fd) or read_header(fd, size))
+    with pytest.raises(MeshError, match="says that it is shard 1 of 3"):
+        identity_of(folder / name(1))
+    assert len(read) <= 3  # the entered one is asked first how many there are
 
 
 def test_misnamed_first_shard_is_refused(folder: Path) -> None:
