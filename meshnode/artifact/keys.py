@@ -6,7 +6,6 @@ from .cursor import bad, quote
 from .header import Array, Header
 
 MAX_LAYERS = 512  # the engine's
-MAX_EXPERTS = 1024  # the engine's
 
 
 class Keys:
@@ -67,6 +66,22 @@ class Keys:
         if not low <= value <= high:
             raise bad(f"{self.name(key)} is {value}, not within {low} to {high}")
         return value
+
+    def each(self, key: str, n_layer: int, low: int, high: int) -> tuple[int, ...]:
+        """A whole number for each layer, from one for all or from an array; none where the key is not there."""
+        found = self._metadata.get(self._prefix + key)
+        if found is None:
+            return ()
+        if found.type != "arr":
+            return (self.whole(key, low, high),) * n_layer
+        array = self.array(key, ("u32", "i32"), required=True)
+        assert array is not None
+        if array.count != n_layer:
+            raise bad(f"{self.name(key)} has {array.count} values for {n_layer} layers")
+        values = tuple(int(value) for value in array.values())
+        if wrong := [value for value in values if not low <= value <= high]:
+            raise bad(f"{self.name(key)} is {wrong[0]} in one layer, not within {low} to {high}")
+        return values
 
     def name(self, key: str) -> str:
         """As it may stand in a message."""

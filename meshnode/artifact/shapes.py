@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from .cursor import bad
 from .header import Header
-from .keys import MAX_EXPERTS, MAX_LAYERS, Keys
+from .keys import MAX_LAYERS, Keys
 
 MAX_EXPERTS = 1024  # the engine's
 _MAX = (1 << 32) - 1
@@ -55,6 +55,7 @@ class Family(NamedTuple):
     divisors: tuple[str, ...] = ()
 
 
+_ATTENTIONLESS = ("mamba", "rwkv")
 _WINDOW = ("attention.sliding_window",)
 _SCALES = ("residual_scale", "embedding_scale", "attention.scale")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -73,17 +74,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def _check_numbers_of_experts(keys: Keys) -> None:
-    """What the engine answers with the end of its process, whatever the architecture."""
-    experts = keys.whole("expert_count", 0, MAX_EXPERTS, 0)
-    keys.whole("expert_used_count", min(experts, 1), experts, min(experts, 1))
-    groups = keys.whole("expert_group_count", 0, max(experts, 1), 0)
-    if groups > 1:
-        keys.whole("expert_group_used_count", 1, groups - 1, 1)
-        if experts % groups:
-            raise bad(f"{keys.name('expert_count')} {experts} is no multiple of the {groups} groups")
-
-
 def shapes(header: Header, architecture: str, n_vocab: int) -> Model:
     """The tensors that a model of this metadata has; bad_gguf for values that no model can have."""
     keys = Keys(header, architecture + ".")
@@ -96,7 +86,7 @@ def shapes(header: Header, architecture: str, n_vocab: int) -> Model:
     if family is None:
         ahead = keys.whole("nextn_predict_layers", 0, MAX_LAYERS, 0)
         n_layer = keys.whole("block_count", 1 + ahead, MAX_LAYERS) - ahead
-        _check_numbers_of_experts(keys)
+        _check_asserted(keys, architecture, n_embd, n_layer + ahead)
         return Model(n_layer, n_embd, n_ctx, embeddings, {}, open=True)
     if keys.whole("nextn_predict_layers", 0, _MAX, 0):
         raise bad(f"{keys.name('nextn_predict_layers')} is set: that is another kind of model")
@@ -141,6 +131,36 @@ def _check_kind(keys: Keys) -> None:
     for key in ("pooling_type", "classifier.pooling_type", "embedding_length_out"):
         if keys.whole(key, 0, _MAX, 0) not in (0, _MAX):  # the latter is how the engine writes that it is not set
             raise bad(f"{keys.name(key)} is set: that is another kind of model")
+
+
+def _check_asserted(keys: Keys, architecture: str, n_embd: int, n_layer: int) -> None:
+    """What the engine asserts of every architecture: it would abort where its loader does not even come to a tensor."""
+    _check_routing(keys, architecture, n_layer)
+    heads = keys.each("attention.head_count", n_layer, 0, _BIG)
+    if heads and not any(heads) and not any(kind in architecture for kind in _ATTENTIONLESS):
+        raise bad(f"{keys.name('attention.head_count')} is 0 in every layer")
+    if heads and heads[0]:  # the engine looks at the first layer's, and at no rotary dimensions where that is 0
+        head = keys.whole("attention.key_length", 1, _BIG, n_embd // heads[0])
+        rotary = keys.whole("rope.dimension_count", 0, head, 0)
+        if rotary % 2:
+            raise bad(f"{keys.name('rope.dimension_count')} is {rotary}; rotary positions need an even number")
+    for key in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count"):
+        keys.whole(f"ssm.{key}", 1, _BIG, 1)
+
+
+def _check_routing(keys: Keys, architecture: str, n_layer: int) -> None:
+    experts = keys.whole("expert_count", 0, MAX_EXPERTS, 0)
+    if architecture.startswith("hunyuan") and experts == 1:
+        return  # the engine takes that for a model without experts
+    used = max(keys.each("expert_used_count", n_layer, 0, experts), default=0)  # the engine, too, asks for the most
+    if experts and not used:
+        raise bad(f"{keys.name('expert_used_count')} is 0 of {experts} experts")
+    groups = keys.whole("expert_group_count", 0, max(experts - 1, 0), 0)
+    if groups > 1:
+        if experts % groups:
+            raise bad(f"{keys.name('expert_count')} {experts} is no multiple of expert_group_count {groups}")
+        if not keys.whole("expert_group_used_count", 1, groups - 1, 0):
+            raise bad(f"{keys.name('expert_group_used_count')} is missing for {groups} groups")
 
 
 def _check_rest(keys: Keys, family: Family) -> None:
