@@ -8,7 +8,6 @@
 #include <deque>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -24,9 +23,6 @@ constexpr size_t kMaxBytes = 64 << 20;  // of waiting frames; the pipe then hold
 // Sessions that were computed together ask again one after the other. Without a moment's wait the first would be
 // computed alone, and every second batch be of one. A step takes some 5 ms, the answers' spread is below 1 ms.
 constexpr std::chrono::microseconds kGather{1000};
-// The next step of a session that decodes is mostly there within some 300 us. To sleep for so short a time and to be
-// woken takes a third of that again.
-constexpr std::chrono::microseconds kLinger{500};
 constexpr uint32_t kMostSkips = 64;  // batches between tries while waiting brings nobody
 
 // A request that is answered with an error and nothing else.
@@ -58,7 +54,6 @@ class Queue {
     std::vector<Job> next(uint32_t most_positions, uint32_t n_embd);
 
   private:
-    void linger(std::unique_lock<std::mutex> & lock);
     void gather(std::unique_lock<std::mutex> & lock);
     std::vector<Job> take_batch(uint32_t most_positions, uint32_t n_embd);
 
@@ -135,9 +130,6 @@ inline void Queue::finish() {
 
 inline std::vector<Job> Queue::next(uint32_t most_positions, uint32_t n_embd) {
     std::unique_lock lock(mutex_);
-    if (!last_.empty()) {
-        linger(lock);
-    }
     not_empty_.wait(lock, [&] { return finished_ || !control_.empty() || !steps_.empty(); });
     if (control_.empty() && !finished_) {
         gather(lock);
@@ -154,16 +146,6 @@ inline std::vector<Job> Queue::next(uint32_t most_positions, uint32_t n_embd) {
     }
     not_full_.notify_one();
     return jobs;
-}
-
-// Looks for work without sleeping, and without keeping a core from whoever wants it.
-inline void Queue::linger(std::unique_lock<std::mutex> & lock) {
-    const auto until = std::chrono::steady_clock::now() + kLinger;
-    while (!finished_ && control_.empty() && steps_.empty() && std::chrono::steady_clock::now() < until) {
-        lock.unlock();
-        std::this_thread::yield();
-        lock.lock();
-    }
 }
 
 // Waits for the sessions of the last two batches, as long as such waits bring some.
