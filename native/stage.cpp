@@ -281,7 +281,7 @@ class Engine final : public Stage {
   private:
     static constexpr uint32_t kMostCells   = 1 << 24;  // a session: keeps every product of sizes below 2^63
     static constexpr uint32_t kMostThreads = 512;      // GGML_MAX_N_THREADS
-    static constexpr uint32_t kSpareFrom   = 8;
+    static constexpr uint32_t kSpareFrom   = 8;        // sessions: one stream more is then at most an eighth
     static constexpr size_t   kMostText    = 1 << 20;  // bytes: of a prompt that anyone waits for
 
     void check_proven(const FileFacts & facts, Numerics numerics) {

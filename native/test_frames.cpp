@@ -9,21 +9,13 @@
 
 #include "frames.h"
 #include "sample.h"
+#include "test_check.h"
 #include "test_json.h"
 
 using namespace meshnode;
 using Bytes = std::vector<std::byte>;
 
 namespace {
-
-int failures = 0;
-
-void check(bool holds, const std::string & name, const char * what) {
-    if (!holds) {
-        ++failures;
-        std::fprintf(stderr, "FAIL %s: %s\n", name.c_str(), what);
-    }
-}
 
 Bytes unhex(const std::string & hex) {
     Bytes bytes;

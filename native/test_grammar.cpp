@@ -6,19 +6,11 @@
 #include "grammar.h"
 #include "sample.h"
 #include "stage.h"
+#include "test_check.h"
 
 using namespace meshnode;
 
 namespace {
-
-int failures = 0;
-
-void check(bool holds, const std::string & name, const char * what) {
-    if (!holds) {
-        ++failures;
-        std::fprintf(stderr, "FAIL %s: %s\n", name.substr(0, 200).c_str(), what);
-    }
-}
 
 constexpr int32_t kEnd = 256, kControl = 257;
 

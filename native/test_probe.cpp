@@ -11,19 +11,11 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "probe.h"
+#include "test_check.h"
 
 using namespace meshnode;
 
 namespace {
-
-int failures = 0;
-
-void check(bool ok, const std::string & what) {
-    if (!ok) {
-        failures++;
-        std::printf("FAIL %s\n", what.c_str());
-    }
-}
 
 std::string print(const std::set<int> & types, bool invariant, bool repack, bool flash) {
     ggml_cpu_set_batch_invariant(invariant);

@@ -10,19 +10,11 @@
 #include "chat.h"
 #include "sha256.h"
 #include "stage.h"
+#include "test_check.h"
 
 using namespace meshnode;
 
 namespace {
-
-int failures = 0;
-
-void check(bool ok, const std::string & what) {
-    if (!ok) {
-        failures++;
-        std::printf("FAIL %s\n", what.c_str());
-    }
-}
 
 void refuses(const std::string & code, const std::string & what, const std::function<void()> & act) {
     try {

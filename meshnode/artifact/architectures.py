@@ -116,9 +116,9 @@ weights that invariant and fast numerics are offered with.
 Where a file brings two sets of rotary factors (phi3, minicpm3), the engine chooses by the context that it is loaded
 with. The recipe says which, so hops that chose differently are never taken for alike.
 
-`deepseek32`, `dots3note`, `glm-dsa` and `minimax-01` have no fast numerics with quantized weights: they multiply arrays
-of four dimensions, on which the pinned engine's kernels for repacked weights abort. `minimax-01` has no invariant ones
-either: its linear attention sums each chunk by itself, so the bits depend on how a prompt was cut.
+`dots3note` and `minimax-01` have no fast numerics with quantized weights: they multiply arrays of four dimensions, on
+which the pinned engine's kernels for repacked weights abort. `minimax-01` has no invariant ones either: its linear
+attention sums each chunk by itself, so the bits depend on how a prompt was cut.
 
 ## Refused
 
