@@ -13,13 +13,13 @@ import click
 
 from .. import lab as labs
 from ..api.connect import Control
-from ..config import LIMITS
+from ..config import LIMITS, NUMERICS
 from ..errors import MeshError
 from . import show
 from .answer import Answer
 from .identify import identity_of
 from .options import is_path, layers_option, path_of
-from .run import asking, prompt_of, request_of
+from .run import NOT_YET, asking, prompt_of, request_of
 from .serve import built_worker
 from .status import holding_state
 
@@ -54,6 +54,7 @@ def _shape(function: F) -> F:
                 type=click.IntRange(1, int(LIMITS["threads"][1])),
                 help="Threads of each worker; the cores shared out if not given.",
             ),
+            click.option("--numerics", type=click.Choice(NUMERICS), help=f"{NUMERICS[0]} if not given."),
         )
     ):
         function = option(function)
@@ -64,10 +65,18 @@ def _shape(function: F) -> F:
 @click.option("--model", required=True, metavar="MODEL.gguf")
 @_shape
 @_common
-def up(model: str, nodes: int | None, layers: str | None, threads: int | None, home: str | None, as_json: bool) -> None:
+def up(
+    model: str,
+    nodes: int | None,
+    layers: str | None,
+    threads: int | None,
+    numerics: str | None,
+    home: str | None,
+    as_json: bool,
+) -> None:
     """Start a lab and leave it running; `lab down` ends it."""
     folder = _folder_of(home)
-    plan = labs.plan(path_of(model), nodes, layers_option(layers), threads)
+    plan = labs.plan(path_of(model), nodes, layers_option(layers), threads, numerics)
     with labs.busy(folder):
         if labs.find(folder) is not None:
             raise MeshError("home_in_use", f"a lab is up in {folder}", hint="end it with `meshnode lab down`")
@@ -97,41 +106,54 @@ def down(home: str | None, as_json: bool) -> None:
 
 
 @command.command("run")
-@click.option("--model", required=True, metavar="MODEL", help="A GGUF file; of a lab that is up also its name.")
+@click.option("--model", metavar="MODEL", help="A GGUF file, or a name; of a lab that is up its own if not given.")
 @click.option("--prompt", metavar="TEXT", help="Raw text, or with --chat what a user says; else stdin.")
 @click.option("--details", is_flag=True, help="Show route, receipts and speed even when not on a terminal.")
 @asking
 @_shape
 @_common
 def run(
-    model: str,
+    model: str | None,
     prompt: str | None,
     details: bool,
     nodes: int | None,
     layers: str | None,
     threads: int | None,
+    numerics: str | None,
     home: str | None,
     as_json: bool,
     **ask: Any,
 ) -> None:
     """Ask a lab: the one that is up, else one that is brought up for this question and taken down again."""
-    request_of(model, text := prompt_of(prompt), **ask)  # what cannot be asked is refused before anything starts
+    if model is None and labs.find(folder := _folder_of(home)) is None:
+        raise _no_model(folder)
+    text = prompt_of(prompt)
+    request_of(NOT_YET if model is None or is_path(model) else model, text, **ask)  # refused before anything starts
     answer = Answer(as_json=as_json, footer=details)
-    with _lab_for(model, nodes, layers, threads, home, as_json) as lab:
-        is_its_model = is_path(model) and path_of(model).resolve() == lab.plan.model.resolve()
-        request = request_of(lab.artifact if is_its_model else identity_of(model, lab.entry.home), text, **ask)
+    with _lab_for(model, nodes, layers, threads, numerics, home, as_json) as lab:
+        is_its_model = model is None or (is_path(model) and path_of(model).resolve() == lab.plan.model.resolve())
+        artifact = lab.artifact if model is None or is_its_model else identity_of(model, lab.entry.home)
+        request = request_of(artifact, text, **ask)
         with Control(lab.entry.home) as node:
             answer.take_all(node.run(request))
 
 
 @contextlib.contextmanager
 def _lab_for(
-    model: str, nodes: int | None, layers: str | None, threads: int | None, home: str | None, as_json: bool
+    model: str | None,
+    nodes: int | None,
+    layers: str | None,
+    threads: int | None,
+    numerics: str | None,
+    home: str | None,
+    as_json: bool,
 ) -> Iterator[labs.Lab]:
     folder = _folder_of(home)
     lab = labs.find(folder)
     if lab is None:
-        plan = labs.plan(path_of(model), nodes, layers_option(layers), threads)
+        if model is None:
+            raise _no_model(folder)
+        plan = labs.plan(path_of(model), nodes, layers_option(layers), threads, numerics)
         built_worker(os.environ.get("MESHNODE_WORKER"))
         with labs.passing(folder, plan, _say(as_json)) as lab:
             yield lab
@@ -143,7 +165,15 @@ def _lab_for(
         up_now = ",".join(map(str, lab.plan.layers))
         hint = "leave out --nodes and --layers, or end it with `meshnode lab down`"
         raise MeshError("bad_config", f"the lab that is up has the layers {up_now}", hint=hint)
+    if numerics not in (None, lab.plan.numerics):
+        hint = "leave out --numerics, or end it with `meshnode lab down`"
+        raise MeshError("bad_config", f"the lab that is up computes with {lab.plan.numerics} numerics", hint=hint)
     yield lab
+
+
+def _no_model(folder: Path) -> MeshError:
+    hint = "give --model MODEL.gguf, or start a lab with `meshnode lab up`"
+    return MeshError("usage", f"no lab is up in {folder}, and no model is named", hint=hint)
 
 
 def _folder_of(home: str | None) -> Path:

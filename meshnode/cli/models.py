@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..artifact.shards import shard_name
 from ..config import Home
 from ..errors import MeshError
 from . import progress, show
+from .endings import Told
 from .identify import known_files
 from .options import common, home_of, path_of
 
@@ -28,10 +29,10 @@ def command(paths: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """List the models known in the mesh, and which layers are missing; or, with PATHs, those in files and folders.
 
     Files are checked and identified: what is refused is listed with the reason, and several paths of the same bytes
-    are one model.
+    are one model. A PATH that is itself refused decides the exit status; what a folder holds does not.
     """
     if paths:
-        return _show_files(look_through(list(map(path_of, paths)), home_of(home)), as_json)
+        return _show_files(look_through(list(map(path_of, paths)), home_of(home)), paths, as_json)
     with Control(home_of(home)) as node:
         models = node.models()
     if as_json:
@@ -88,8 +89,15 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _show_files(catalogue: Catalogue, as_json: bool) -> None:
+def _show_files(catalogue: Catalogue, named: Sequence[str], as_json: bool) -> None:
     entries, refusals = catalogue.entries(), catalogue.refusals()
+    _list_files(entries, refusals, as_json)
+    for path in map(os.fspath, map(path_of, named)):
+        if path in refusals:
+            raise Told(refusals[path])
+
+
+def _list_files(entries: Sequence[Entry], refusals: Mapping[str, MeshError], as_json: bool) -> None:
     if as_json:
         refused = [
             {"path": path, "code": error.code, "message": error.message, "hint": error.hint}

@@ -15,15 +15,17 @@ from ..api.requests import MAX_GRAMMAR, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, M
 from ..config import LISTEN, Home, NodeConfig
 from ..errors import MeshError
 from ..wire.messages import MAX_TEXT
+from . import show
 from .answer import Answer
 from .identify import identity_of
 from .joining import Joining, joining
-from .options import common, home_of
+from .options import common, home_of, is_path
 
 if TYPE_CHECKING:
     from ..node import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
+NOT_YET = "identified later"  # stands for a path, which is no name of a model
 FIND_S = 4.0  # an ephemeral node's patience with a mesh that it has only just met
 
 TEMPERATURE, SEED = click.FloatRange(0, MAX_TEMPERATURE), click.IntRange(0, MAX_SEED)
@@ -112,8 +114,11 @@ def _grammar(path: Path) -> str:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_GRAMMAR + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise MeshError("unreadable", f"the grammar cannot be read: {error}") from error
+    except OSError as error:
+        message = f"the grammar {show.line(str(path))} cannot be read: {error.strerror}"
+        raise MeshError("usage", message, hint="give a file that holds GBNF") from error
+    except UnicodeDecodeError as error:
+        raise MeshError("bad_grammar", f"the grammar {show.line(str(path))} is no text in UTF-8") from error
     if not text.strip():
         raise MeshError("bad_grammar", "the grammar is empty")
     return text
@@ -142,7 +147,7 @@ def command(model: str, prompt: str | None, join: str | None, home: str | None, 
     with --chat what a user says; without it, or with -, it is read from stdin.
     """
     where = home_of(home)
-    request = request_of(model, prompt_of(prompt), **ask)
+    request = request_of(NOT_YET if is_path(model) else model, prompt_of(prompt), **ask)
     joined = joining(join, where) if join is not None or where.holder() is None else None
     if joined is not None and join is None and not joined.bootstrap:
         raise MeshError("no_node", f"no node runs on {where.path}")

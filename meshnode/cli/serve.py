@@ -110,7 +110,7 @@ def command(
             pass
     joined = joining(join, where)
     held = ranges[0] if ranges else None
-    _check(models, held, where)  # before a worker is built, which takes minutes
+    _check(models, held, context, where)  # before a worker is built, which takes minutes
 
     import trio  # late, with all that it brings: what is refused above is refused at once
 
@@ -121,19 +121,28 @@ def command(
     trio.run(_serve, where, config, joined, served, program, as_json, lifeline)
 
 
-def _check(models: Sequence[str], held: Layers | None, home: Home) -> None:
+def _check(models: Sequence[str], held: Layers | None, context: int | None, home: Home) -> None:
     """MeshError when one of them cannot be served, naming which."""
+    files: dict[tuple[int, int], str] = {}
     with known_files(home) as cache:
         catalogue = Catalogue(cache)
         for model in models:
             try:
-                n_layer = catalogue.describe(path_of(model), now_ns=time.time_ns()).n_layer
+                summary = catalogue.describe(path_of(model), now_ns=time.time_ns())
                 if held is not None:
-                    held.within(n_layer)
+                    held.within(summary.n_layer)
+                if context is not None and context > summary.n_ctx_train:
+                    most = f"the model was trained for {summary.n_ctx_train} positions, fewer than {context}"
+                    raise MeshError("usage", most, hint=f"give --context {summary.n_ctx_train}, or leave it out")
             except MeshError as error:
                 if len(models) == 1 or model in error.message:
                     raise
                 raise MeshError(error.code, f"{show.line(model)}: {error.message}", hint=error.hint) from error
+            seen = path_of(model).stat()
+            if first := files.get((seen.st_dev, seen.st_ino)):
+                message = f"{show.line(first)} and {show.line(model)} are one file"
+                raise MeshError("usage", message, hint="name it once; more --sessions use one load of it")
+            files[seen.st_dev, seen.st_ino] = model
 
 
 async def _serve(

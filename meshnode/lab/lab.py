@@ -64,6 +64,7 @@ class Lab:
             "n_layer": self.plan.n_layer,
             "layers": [[part.begin, part.end] for part in self.plan.layers],
             "threads": self.plan.threads,
+            "numerics": self.plan.numerics,
             "artifact": self.artifact,
             "members": [
                 {
@@ -90,7 +91,8 @@ def find(folder: Path) -> Lab | None:
     try:
         said = json.loads(_record(folder).read_text())
         ranges = tuple(Layers(*pair) for pair in said["layers"])
-        lab = Lab(folder, Plan(Path(said["model"]), said["n_layer"], ranges, said["threads"]), said["artifact"])
+        plan = Plan(Path(said["model"]), said["n_layer"], ranges, said["threads"], said["numerics"])
+        lab = Lab(folder, plan, said["artifact"])
         for m in said["members"]:
             layers = Layers(*m["layers"]) if m["layers"] else None
             lab.members.append(Member(m["name"], Home(Path(m["home"])), m["pid"], m["started"], layers))

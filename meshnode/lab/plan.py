@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifact.identity import describe, open_artifact
-from ..config import cores
+from ..config import NUMERICS, cores
 from ..errors import MeshError
 from ..ids import Layers, gaps, share_evenly
 
@@ -23,10 +23,15 @@ class Plan:
     n_layer: int
     layers: tuple[Layers, ...]
     threads: int
+    numerics: str = NUMERICS[0]
 
 
 def plan(
-    model: Path, nodes: int | None = None, layers: Sequence[Layers] | None = None, threads: int | None = None
+    model: Path,
+    nodes: int | None = None,
+    layers: Sequence[Layers] | None = None,
+    threads: int | None = None,
+    numerics: str | None = None,
 ) -> Plan:
     """MeshError bad_layers when ranges do not fit the model or leave a gap; usage; those of the model's file."""
     with open_artifact(model) as artifact:
@@ -54,7 +59,7 @@ def plan(
             raise MeshError("bad_layers", f"no node holds the layers {named}", hint=f"add a node for {named}")
     if threads is not None and threads < 1:
         raise MeshError("usage", f"{threads} threads cannot work")
-    return Plan(model.absolute(), n_layer, ranges, threads or max(1, cores() // len(ranges)))
+    return Plan(model.absolute(), n_layer, ranges, threads or max(1, cores() // len(ranges)), numerics or NUMERICS[0])
 
 
 def count_of(number: int, thing: str) -> str:

@@ -71,7 +71,7 @@ def spawn(folder: Path, name: str, plan: Plan, layers: Layers | None, invite: Pa
         home.mesh_path.unlink()  # of an earlier lab: what it remembers is gone
     command = [*PROGRAM, "serve", *([str(plan.model)] if layers else [])]
     command += ["--home", str(home.path), "--listen", LISTEN, "--json"]
-    command += ["--threads", str(plan.threads), "--lease-ttl", str(LEASE_TTL_S)]
+    command += ["--threads", str(plan.threads), "--numerics", plan.numerics, "--lease-ttl", str(LEASE_TTL_S)]
     command += ["--layers", str(layers)] if layers else []
     command += ["--join", str(invite)] if invite else []
     command += ["--lifeline"] if passing else []

@@ -42,6 +42,8 @@ def test_up_run_status_down(meshnode: Meshnode, tiny_model: Path, lab: Path) -> 
         assert meshnode(*ask, "--model", str(tiny_model), "--nodes", "3").err.startswith("error bad_config: ")
         ended = meshnode("lab", "run", "--model", str(tiny_model), "--prompt", "x" * 5000, *at)
         assert ended.err.startswith("error context_exceeded: ")
+        assert json.loads(meshnode(*ask, "--json").out)["text"] == said["text"]  # the lab's own model
+        assert meshnode(*ask, "--numerics", "fast").err.startswith("error bad_config: ")
         assert meshnode(*ask, "--model", "other").err.startswith("error unknown_model: ")
         assert meshnode("status", "--home", up["nodes"][2]["home"]).status == 0
     finally:
@@ -49,6 +51,7 @@ def test_up_run_status_down(meshnode: Meshnode, tiny_model: Path, lab: Path) -> 
     assert ended.status == 0
     assert all(start_time(node["pid"]) is None for node in up["nodes"])
     assert meshnode("lab", "status", *at).err.startswith("error no_node: ")
+    assert meshnode(*ask).err.startswith("error usage: no lab is up")
 
 
 def test_for_one_question(meshnode: Meshnode, tiny_model: Path, lab: Path) -> None:

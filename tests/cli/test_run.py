@@ -80,6 +80,9 @@ def test_bad_prompts(
         (("run", "./none.gguf", "hi"), "not_found"),
         (("run", "none.gguf", "hi"), "not_found"),
         (("run", "/", "hi"), "not_a_file"),
+        (("run", "./" + "x" * 250 + ".gguf", "hi"), "not_found"),
+        (("run", "smollm2", "hi", "--grammar", "none.gbnf"), "usage"),
+        (("run", "smollm2", "hi", "--grammar", sys.executable), "bad_grammar"),
     ],
 )
 def test_refused_before_the_node_is_asked(

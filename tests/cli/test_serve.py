@@ -42,6 +42,8 @@ def no_build(monkeypatch: pytest.MonkeyPatch) -> None:
         (("MODEL", "--threads", "-1"), "usage"),
         (("MODEL", "--sessions", "0"), "usage"),
         (("MODEL", "--context", "0"), "usage"),
+        (("MODEL", "--context", "1000000"), "usage"),
+        (("MODEL", "MODEL"), "usage"),
         (("MODEL", "--join", "none"), "not_found"),
         (("MODEL", "--join", ""), "usage"),
         (("/", "--layers", "0-1"), "not_a_file"),
