@@ -60,14 +60,13 @@ class Node:
     # what the control API asks
 
     def status(self) -> dict[str, Any]:
-        ready = all(loading.state == "ready" for loading in self.loadings)
         return {
             "pid": os.getpid(),
             "peer": self.network.peer,
             "mesh_id": self.mesh.mesh_id,
             "addresses": list(self.network.addresses),
             "home": str(self.home.path) if self.home else None,
-            "state": "ready" if ready else "starting",
+            "state": views.state([loading.state for loading in self.loadings]),
             "alone": not self.network.connected(),
             "holdings": [loading.view() for loading in self.loadings],
             "sessions": views.sessions(self.stage, self.client),

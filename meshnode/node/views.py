@@ -23,6 +23,12 @@ def pair(layers: Layers) -> list[int]:
     return [layers.begin, layers.end]
 
 
+def state(holdings: Sequence[str]) -> str:
+    """ready: all that was asked for is served; starting: more is to come; degraded: what is missing has failed."""
+    missing = [state for state in holdings if state != "ready"]
+    return "ready" if not missing else "degraded" if set(missing) == {"failed"} else "starting"
+
+
 def sessions(stage: Stage, client: Client) -> list[dict[str, Any]]:
     """Sessions that hold something here, as a hop; and those that this node is the entry node of."""
     hops = [

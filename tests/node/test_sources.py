@@ -176,6 +176,7 @@ async def test_after_the_lease_and_before_the_next(toy: Path, fake_worker: Path,
             await mesh.ask(model, max_tokens=2)
         assert refused.value.code in ("no_route", "unknown_model")
         assert node.status()["holdings"][0]["error"]["code"] == "identity_changed"
+        assert node.status()["state"] == "degraded"
 
 
 @pytest.mark.parametrize("change", CHANGES)
