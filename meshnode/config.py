@@ -300,14 +300,14 @@ class Home:
         write_private(self.mesh_path, json.dumps(value, indent=1) + "\n")
 
 
-def write_private(path: Path, text: str) -> None:
-    """Puts `text` into a file of mode 600, whole or not at all. MeshError bad_home when it cannot be."""
+def write_private(path: Path, content: str | bytes) -> None:
+    """Puts `content` into a file of mode 600, whole or not at all. MeshError bad_home when it cannot be."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)

@@ -38,6 +38,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     # this machine
     "home_in_use": (6, "another node runs on this home", "stop it with `meshnode stop`, or give another --home"),
     "bad_home": (6, "the home folder cannot be used", "check its permissions, or give another --home"),
+    "bad_key": (6, "the file holds no exported key", "name a file that `meshnode key export` wrote"),
     "bad_config": (6, "a setting cannot be used", "correct it"),
     "port_in_use": (6, "the port is taken", "give another --listen, or port 0"),
     "bad_output": (6, "the output cannot be written", "send it to a file with room, or to /dev/null"),

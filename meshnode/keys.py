@@ -21,6 +21,9 @@ from .ids import PeerId
 _PEER_PREFIX = bytes.fromhex("0024080112 20".replace(" ", ""))
 
 
+EXPORT_FAMILY = "meshnode-key-1:"
+
+
 @dataclass(frozen=True)
 class NodeKey:
     seed: bytes
@@ -74,10 +77,27 @@ def public_of(peer: PeerId) -> bytes:
     return bytes(raw[len(_PEER_PREFIX) :])
 
 
+def export_line(key: NodeKey) -> str:
+    """The key as one line of text, with its peer id behind it, which finds a slip of the pen."""
+    return f"{EXPORT_FAMILY}{base58.b58encode(key.seed).decode()}:{key.peer}"
+
+
+def import_line(line: str) -> NodeKey:
+    """What `export_line` wrote. MeshError bad_key."""
+    secret, _, peer = line.strip().removeprefix(EXPORT_FAMILY).partition(":")
+    try:
+        seed = base58.b58decode(secret)
+    except ValueError:
+        seed = b""
+    if not line.startswith(EXPORT_FAMILY) or len(seed) != 32 or NodeKey(seed).peer != peer:
+        raise MeshError("bad_key", "this is no exported key")
+    return NodeKey(seed)
+
+
 def load_or_create(path: Path) -> NodeKey:
     """The key in a file of mode 600, made when there is none."""
     try:
-        seed = path.read_bytes()
+        return load(path)
     except FileNotFoundError:
         key = NodeKey.generate()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -86,6 +106,11 @@ def load_or_create(path: Path) -> NodeKey:
             file.flush()
             os.fsync(file.fileno())
         return key
+
+
+def load(path: Path) -> NodeKey:
+    """The key in a file. FileNotFoundError; MeshError bad_home when the file holds none."""
+    seed = path.read_bytes()
     if len(seed) != 32:
         raise MeshError("bad_home", f"{path.name} is no node key: {len(seed)} bytes instead of 32")
     return NodeKey(seed)

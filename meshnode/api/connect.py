@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -60,7 +60,7 @@ class Control:
     def stop(self) -> None:
         self._ask("POST", "/stop")
 
-    def run(self, request: RunRequest) -> Iterator[dict[str, Any]]:
+    def run(self, request: RunRequest) -> Generator[dict[str, Any], None, None]:
         """The events up to and with `done`; an error event is raised. Closing the iterator cancels the run."""
         with self._talking(), self._client.stream("POST", "/run", json=request.to_json(), timeout=SILENCE_S) as answer:
             if answer.status_code != 200:

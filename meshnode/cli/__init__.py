@@ -18,6 +18,7 @@ from . import endings
 
 COMMANDS = {
     "serve": "Run a node: hold layers of models, or none, and answer.",
+    "chat": "Talk with a model of the mesh.",
     "run": "Ask a model of the mesh; the answer comes as it is made.",
     "identify": "Tell what a GGUF file is, and the identity of its bytes.",
     "invite": "Write an invite that lets another machine into this mesh.",
@@ -25,9 +26,14 @@ COMMANDS = {
     "peers": "List the peers that the node is connected to.",
     "models": "List the models known in the mesh, and which layers are missing.",
     "route": "Show the route that a model would take, and why others cannot.",
+    "key": "Show, keep or move the key that a node is known by.",
+    "service": "Let this machine run a node by itself, as a service of its user.",
     "stop": "Stop the node of this home.",
     "lab": "Try a whole private mesh on this machine.",
 }
+
+
+GROUPS = ("lab", "key", "service")
 
 
 class _Commands(click.Group):
@@ -88,4 +94,4 @@ def _called(arguments: Sequence[str]) -> str:
     words = [word for word in arguments if not word.startswith("-")][:2]
     if not words or words[0] not in COMMANDS:
         return "COMMAND"
-    return " ".join(words if words[0] == "lab" and len(words) == 2 else words[:1])
+    return " ".join(words if words[0] in GROUPS and len(words) == 2 else words[:1])

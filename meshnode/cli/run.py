@@ -33,10 +33,15 @@ TEMPERATURE, SEED = click.FloatRange(0, MAX_TEMPERATURE), click.IntRange(0, MAX_
 
 def asking(function: F) -> F:
     """The options of a prompt, which `run` and `lab run` share."""
+    function = sampling(function)
+    function = click.option("--system", metavar="TEXT", help="The system message of a chat.")(function)
+    return click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")(function)
+
+
+def sampling(function: F) -> F:
+    """The options of an answer: how long it may be, and how its tokens are drawn."""
     for option in reversed(
         (
-            click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt."),
-            click.option("--system", metavar="TEXT", help="The system message of a chat."),
             click.option(
                 "--max-tokens",
                 type=click.IntRange(1, MAX_TOKENS),
@@ -65,39 +70,26 @@ def asking(function: F) -> F:
     return function
 
 
-def request_of(
-    model: str,
-    prompt: str,
-    *,
-    chat: bool,
-    system: str | None,
-    max_tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int | None,
-    typical_p: float = 1.0,
-    logit_bias: tuple[str, ...] = (),
-    grammar: str | None = None,
-) -> RunRequest:
+def request_of(model: str, prompt: str, *, chat: bool, system: str | None, **drawn: Any) -> RunRequest:
+    """drawn: the options of `sampling`."""
     if system is not None and not chat:
         raise MeshError("usage", "--system needs --chat")
+    if not chat:
+        return RunRequest(model, prompt=prompt, **drawn_as(**drawn))
     turns = ([("system", system)] if system is not None else []) + [("user", prompt)]
-    return RunRequest(
-        model,
-        prompt=None if chat else prompt,
-        messages=tuple(turns) if chat else (),
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=secrets.randbits(32) if seed is None and temperature > 0 else seed or 0,
-        typical_p=typical_p,
-        logit_bias=tuple(map(_bias, logit_bias)),
-        grammar="" if grammar is None else _grammar(Path(grammar)),
-    )
+    return RunRequest(model, messages=tuple(turns), **drawn_as(**drawn))
+
+
+def drawn_as(
+    *, seed: int | None, temperature: float, logit_bias: tuple[str, ...], grammar: str | None, **plain: Any
+) -> dict[str, Any]:
+    """The options of `sampling` as a RunRequest takes them."""
+    return plain | {
+        "temperature": temperature,
+        "seed": secrets.randbits(32) if seed is None and temperature > 0 else seed or 0,
+        "logit_bias": tuple(map(_bias, logit_bias)),
+        "grammar": "" if grammar is None else _grammar(Path(grammar)),
+    }
 
 
 def _bias(given: str) -> tuple[int, float]:

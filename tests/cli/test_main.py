@@ -4,10 +4,16 @@ import sys
 
 import pytest
 
-from meshnode.cli import COMMANDS, endings, show
+from meshnode.cli import COMMANDS, GROUPS, endings, show
 from meshnode.errors import CODES, MeshError
 
 from .conftest import Meshnode
+
+NESTED = [
+    *(f"lab {name}" for name in ("up", "run", "status", "down")),
+    *(f"key {name}" for name in ("show", "export", "import")),
+    *(f"service {name}" for name in ("install", "uninstall")),
+]
 
 
 def test_no_argument_is_help(meshnode: Meshnode) -> None:
@@ -23,11 +29,11 @@ def test_the_lab_alone_is_help(meshnode: Meshnode) -> None:
     assert "\n  up " in ended.out
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "lab up", "lab run", "lab status", "lab down"])
+@pytest.mark.parametrize("name", [*COMMANDS, *NESTED])
 def test_help_of_each(meshnode: Meshnode, name: str) -> None:
     ended = meshnode(*name.split(), "--help")
     assert ended.status == 0
-    if name != "lab":
+    if name not in GROUPS:
         assert "--json" in ended.out
         assert "--home" in ended.out
     first = ended.out.split("\n\n")[1].strip().splitlines()[0]
@@ -43,7 +49,6 @@ def test_help_of_each(meshnode: Meshnode, name: str) -> None:
         ("run", "m", "p", "--max-tokens", "many"),
         ("serve", "--numerics", "exact"),
         ("lab", "sideways"),
-        ("lab", "run"),
     ],
 )
 def test_usage(meshnode: Meshnode, arguments: tuple[str, ...]) -> None:
