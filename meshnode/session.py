@@ -22,6 +22,7 @@ class HopSession:
     positions: int = 0
     steps: int = 0
     sent: int = 0  # pushes on the link out
+    segment: int = 0  # that what comes in is accounted for in
 
     def accept(self, push: Push) -> None:
         """Refuses all but the very next push: stale_epoch, bad_step, cache_miss, context_exceeded, bad_frame."""
@@ -32,7 +33,7 @@ class HopSession:
             raise MeshError("bad_frame", f"a push for layer {push.begin}; the lease begins at {lease.effective.begin}")
         if push.step != self.steps:
             raise MeshError("bad_step", f"step {push.step} where {self.steps} was due")
-        self._extend(push.first, push.count, push.cached)
+        self._extend(push.first, push.count, push.cached, push.segment)
         self.steps += 1
 
     def accept_ring(self, tokens: Tokens) -> None:
@@ -41,16 +42,19 @@ class HopSession:
             raise MeshError("stale_epoch", "tokens of another epoch")
         if not tokens.ids:
             raise MeshError("bad_frame", "no tokens to go on with")
-        self._extend(tokens.first, len(tokens.ids), tokens.first)
+        self._extend(tokens.first, len(tokens.ids), tokens.first, tokens.segment)
 
-    def _extend(self, first: int, count: int, cached: int) -> None:
+    def _extend(self, first: int, count: int, cached: int, segment: int) -> None:
         if cached != self.positions:
             raise MeshError("cache_miss", f"{cached} positions are expected in the cache, which holds {self.positions}")
         if first != self.positions:
             raise MeshError("bad_step", f"position {first} where {self.positions} was due")
         if first + count > self.lease.context:
             raise MeshError("context_exceeded", f"position {first + count} of a context of {self.lease.context}")
+        if not self.segment <= segment <= self.segment + (self.positions > 0):
+            raise MeshError("bad_step", f"segment {segment} after segment {self.segment}")
         self.positions += count
+        self.segment = segment
 
 
 @dataclass

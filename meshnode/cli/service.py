@@ -84,6 +84,7 @@ def install(arguments: tuple[str, ...], dry_run: bool, home: str | None, as_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        path.chmod(0o644)  # systemd warns of units that others may write
     except OSError as error:
         raise MeshError("bad_output", f"{path} cannot be written: {error.strerror}") from error
     _call(systemctl, "daemon-reload")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import MeshError
-from ..wire.messages import MAX_TEXT, Lease, Logprobs, Receipt, Sampling, Signed, Turn
+from ..ledger.rules import Filed
+from ..wire.messages import MAX_TEXT, Lease, Logprobs, Sampling, Signed, Turn
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ class Done:
     leases: tuple[Lease, ...]
     ttft_s: float
     decode_s: float  # from the first token to the last
-    receipts: tuple[Receipt, ...]
-    statements: tuple[Signed, ...]  # the receipts as signed
-    acceptance: Signed | None  # the entry node's countersignature
+    receipts: tuple[Filed, ...]  # by segment, the head's first
+    accepted: tuple[Signed, ...]  # the entry node's countersignatures, one a segment
     fault: MeshError | None  # why there is none
 
 

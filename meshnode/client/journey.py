@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -14,12 +15,13 @@ from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import PeerId
 from ..keys import NodeKey
-from ..ledger.receipts import LinkLog, Seen, check_receipts
+from ..ledger.account import Cutter
+from ..ledger.receipts import Seen, acceptances, check_receipts
+from ..ledger.rules import Filed
 from ..net.links import Links
 from ..session import Answer
 from ..wire import activation, statements
 from ..wire.messages import (
-    Acceptance,
     Close,
     Closed,
     Credit,
@@ -28,7 +30,6 @@ from ..wire.messages import (
     Lease,
     Push,
     Pushes,
-    Receipt,
     Renew,
     Signed,
     Tensor,
@@ -70,8 +71,8 @@ class Journey:
         self._arrived = 0  # tokens, taken or not
         self._over = False
         self._renewing = trio.CancelScope()
-        self._sent = LinkLog(self.head.node, "out", "prompt")
-        self._received = LinkLog(self.tail.node, "in", "answer")
+        self._cutter = Cutter(len(leases))
+        self._seen = Seen(grant.session, self.head.node, self.tail.node)
         self._inbox, self._arrivals = trio.open_memory_channel[Tokens | MeshError](math.inf)
 
     @property
@@ -169,7 +170,7 @@ class Journey:
             digest = hashlib.sha256(activation.tokens_payload(arrived.ids)).digest()
             taken = self.answer.take(arrived)
             if arrived.ids:
-                self._received.add(arrived.first, len(arrived.ids), digest)
+                self._seen.took(arrived.segment, arrived.first, len(arrived.ids), digest)
             told = arrived.logprobs or (None,) * len(taken)
             for (token, text), logprobs in zip(taken, told, strict=True):
                 yield Token(token, text, logprobs)
@@ -182,6 +183,9 @@ class Journey:
             part = prompt[first : first + chunk]
             payload = activation.tokens_payload(part)
             tensor: Tensor = activation.describe(payload, n_embd=None)
+            now = trio.current_time()
+            segment = self._cutter.due(len(part), now)
+            self._cutter.count(segment, len(part), now)
             push = Push(
                 lease=self.head.lease,
                 session=self.grant.session,
@@ -192,8 +196,9 @@ class Journey:
                 begin=0,
                 cached=first,
                 sample=first + chunk >= len(prompt),
+                segment=segment,
             )
-            self._sent.add(first, len(part), tensor.sha256)
+            self._seen.pushed(segment, first, len(part), tensor.sha256)
             await self._links.send(self.head.node, Pushes((push,), (tensor,)), payload)
 
     async def _grant_credit(self) -> None:
@@ -221,15 +226,16 @@ class Journey:
 
         The answer stands whatever became of its receipts.
         """
-        receipts: tuple[Receipt, ...] = ()
-        signed: tuple[Signed, ...] = ()
-        acceptance, fault = None, None
+        receipts: tuple[Filed, ...] = ()
+        accepted: tuple[Signed, ...] = ()
+        fault = None
         try:
             closed = await _close(self._links, self.head, "done", CLOSE_TIMEOUT_S)
-            seen = Seen(self._sent, self._received, self.answer.finish == "length")
-            receipts = tuple(check_receipts(closed.receipts, self.leases, self.grant, seen, self._mesh_id))
-            signed = closed.receipts
-            acceptance = statements.sign(self._key, self._mesh_id, self._acceptance(signed, seen))
+            self._seen.cut = self.answer.finish == "length"
+            rows = check_receipts(closed.receipts, self.leases, self.grant, self._seen, self._mesh_id)
+            said = acceptances(rows, self.grant, self._seen, int(time.time()))
+            accepted = tuple(statements.sign(self._key, self._mesh_id, acceptance) for acceptance in said)
+            receipts = tuple(filed for row in rows for filed in row)
         except MeshError as error:
             log.warning("the receipts of an answer: %s", error)
             fault = error
@@ -244,19 +250,8 @@ class Journey:
             ttft_s=self._first - self._began,
             decode_s=self._last - self._first,
             receipts=receipts,
-            statements=signed,
-            acceptance=acceptance,
+            accepted=accepted,
             fault=fault,
-        )
-
-    def _acceptance(self, signed: Sequence[Signed], seen: Seen) -> Acceptance:
-        return Acceptance(
-            session=self.grant.session,
-            epoch=self.grant.epoch,
-            entry=self.grant.entry,
-            receipts=tuple(statements.digest(statement) for statement in signed),
-            tokens=len(self.answer.ids),
-            links=seen.sides(),
         )
 
 

@@ -168,19 +168,19 @@ def done(answer: Done) -> dict[str, Any]:
         },
         "receipts": [
             {
-                "work": receipt.work.hex(),
-                "node": receipt.node,
-                "hop": receipt.hop,
-                "effective": pair(receipt.effective),
-                "positions": receipt.positions,
-                "steps": receipt.steps,
-                "compute_ms": round(receipt.compute / 1000, 2),
-                "raw": signed.raw.hex(),
-                "signature": signed.signature.hex(),
+                "work": filed.receipt.work.hex(),
+                "node": filed.receipt.node,
+                "hop": filed.receipt.hop,
+                "segment": filed.receipt.segment,
+                "effective": pair(filed.receipt.effective),
+                "positions": filed.receipt.positions,
+                "steps": filed.receipt.steps,
+                "compute_ms": round(filed.receipt.compute / 1000, 2),
+                **_signed(filed.signed),
             }
-            for receipt, signed in zip(answer.receipts, answer.statements, strict=True)
+            for filed in answer.receipts
         ],
-        "accepted": _signed(answer.acceptance) if answer.acceptance else None,
+        "accepted": [_signed(statement) for statement in answer.accepted],
         "receipts_error": _error(answer.fault) if answer.fault else None,
     }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ import trio
 
 from ..errors import MeshError
 from ..ids import PeerId
-from ..ledger.receipts import Account
+from ..ledger.account import Account, Cutter, Written
 from ..net.links import Links
 from ..route.lease import Key
 from ..session import HopSession, Sampler
@@ -21,6 +23,8 @@ from ..wire.messages import Credit, Failure, Lease, Likely, Logprobs, Push, Push
 from ..worker import Sampled, Worker
 
 log = logging.getLogger(__name__)
+
+Write = Callable[[Sequence[Written]], None]
 
 STOP_S = 10.0  # a worker that does not let go of a session for so long is being killed for it
 
@@ -43,13 +47,22 @@ class Work(NamedTuple):
     n: int
     rows: memoryview  # ids [count] i32, or residuals [count, n_embd] f32
     sample: bool
+    segment: int
 
 
 class Hop:
     """Runs one lease. accept_* decide at once and queue; run() computes, one step after the other."""
 
     def __init__(
-        self, links: Links, worker: Worker, handle: int, lease: Lease, place: Place, account: Account, max_tokens: int
+        self,
+        links: Links,
+        worker: Worker,
+        handle: int,
+        lease: Lease,
+        place: Place,
+        account: Account,
+        max_tokens: int,
+        write: Write,
     ) -> None:
         self.links = links
         self.worker = worker
@@ -59,6 +72,8 @@ class Hop:
         self.account = account
         self.session = HopSession(lease)
         self.sampler = Sampler(max_tokens)
+        self._write = write
+        self._cutter = Cutter(lease.hop + 1)  # the tail's
         self.computed = 0  # positions
         self.over = False  # a fault was passed on: nothing more is accepted
         self._renewing = False
@@ -87,16 +102,16 @@ class Hop:
         """Queues the very next push; a refused one changes nothing."""
         self.session.accept(push)
         kind = "prompt" if self.is_head else "residual"
-        self.account.link(self.lease.predecessor, "in", kind).add(push.first, push.count, digest)
-        self._todo.send_nowait(Work(push.first, push.count, rows, push.sample))
+        self.account.link(push.segment, self.lease.predecessor, "in", kind).add(push.first, push.count, digest)
+        self._todo.send_nowait(Work(push.first, push.count, rows, push.sample, push.segment))
 
     def accept_ring(self, tokens: Tokens) -> None:
         """Queues the tail's tokens at the head."""
         self.session.accept_ring(tokens)
         rows = activation.tokens_payload(tokens.ids)
         digest = hashlib.sha256(rows).digest()
-        self.account.link(self.place.tail, "in", "ring").add(tokens.first, len(tokens.ids), digest)
-        self._todo.send_nowait(Work(tokens.first, len(tokens.ids), memoryview(rows), True))
+        self.account.link(tokens.segment, self.place.tail, "in", "ring").add(tokens.first, len(tokens.ids), digest)
+        self._todo.send_nowait(Work(tokens.first, len(tokens.ids), memoryview(rows), True, tokens.segment))
 
     def accept_credit(self, credit: Credit) -> Tokens | None:
         """What was held back for want of credit, and may now go into the ring."""
@@ -134,7 +149,10 @@ class Hop:
             residual=None if self.is_head else work.rows,
             sample=work.sample and self.is_tail,
         )
-        self.account.step(work.first, work.n, stepped.compute_ns // 1000)
+        if work.segment != self._cutter.segment:
+            self._write(self.account.end_before(work.segment, int(time.time())))
+        self.account.step(work.segment, work.first, work.n, stepped.compute_ns // 1000)
+        self._cutter.count(work.segment, work.n, trio.current_time())
         self.computed = work.first + work.n
         width = 4 * self.account.contract.n_embd
         if not self.is_tail and len(stepped.residual) != work.n * width:
@@ -158,15 +176,19 @@ class Hop:
             begin=lease.effective.end,
             cached=work.first,
             sample=work.sample,
+            segment=work.segment,
         )
         self.session.sent += 1
-        self.account.link(lease.successor, "out", "residual").add(work.first, work.n, tensor.sha256)
+        self.account.link(work.segment, lease.successor, "out", "residual").add(work.first, work.n, tensor.sha256)
         await self._send(lease.successor, Pushes((push,), (tensor,)), residual)
 
     async def _sampled(self, sampled: Sampled) -> None:
         lease, position = self.lease, self.computed
         self.sampler.sampled(sampled.is_end)
         ids = () if sampled.is_end else (sampled.token,)
+        # a segment begins with what goes round: an answer's last token does not
+        going_on = self.sampler.finish is None
+        segment = self._cutter.due(1, trio.current_time()) if going_on else self._cutter.segment
         answer = Tokens(
             session=lease.session,
             epoch=lease.epoch,
@@ -175,10 +197,18 @@ class Hop:
             pieces=(sampled.piece,) if ids else (),
             finish=self.sampler.finish,
             logprobs=_logprobs(sampled) if ids else (),
+            segment=segment,
         )
         # the head first: what it does next is on the way of every token, the entry node's copy is not
-        if self.sampler.finish is None:
-            ring = Tokens(session=lease.session, epoch=lease.epoch, first=position, ids=ids, lease=self.place.head[1])
+        if going_on:
+            ring = Tokens(
+                session=lease.session,
+                epoch=lease.epoch,
+                first=position,
+                ids=ids,
+                lease=self.place.head[1],
+                segment=segment,
+            )
             if self.sampler.may_go_on:
                 await self.send_ring(ring)
             else:
@@ -193,7 +223,7 @@ class Hop:
 
     def _log_tokens(self, peer: PeerId, kind: str, tokens: Tokens) -> None:
         digest = hashlib.sha256(activation.tokens_payload(tokens.ids)).digest()
-        self.account.link(peer, "out", kind).add(tokens.first, len(tokens.ids), digest)
+        self.account.link(tokens.segment, peer, "out", kind).add(tokens.first, len(tokens.ids), digest)
 
     async def _send(self, peer: PeerId, message: Pushes | Tokens | Renew, payload: bytes = b"") -> None:
         try:

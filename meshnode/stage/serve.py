@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -14,7 +15,7 @@ from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import Layers, PeerId
 from ..keys import NodeKey
-from ..ledger.receipts import Account
+from ..ledger.account import Account, Written
 from ..net.directory import Directory
 from ..net.links import Links, Refused
 from ..route import choose
@@ -34,6 +35,7 @@ from ..wire.messages import (
     Renew,
     RouteOpen,
     RouteReady,
+    Signed,
     Tokenize,
     Tokenized,
     Tokens,
@@ -65,6 +67,7 @@ class Stage:
         self.hops: dict[bytes, Hop] = {}  # by lease id
         self._by_lease: dict[bytes, Holding] = {}
         self.addresses: tuple[str, ...] = ()
+        self.on_receipt: list[Callable[[Signed, Written], None]] = []
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         links = self._links
@@ -83,6 +86,13 @@ class Stage:
             while True:
                 await trio.sleep(SWEEP_S)
                 await self._sweep()
+
+    def _write(self, written: Sequence[Written]) -> None:
+        """Signs receipts, and hands them on with what opens their leaves."""
+        for one in written:
+            signed = statements.sign(self._key, self._mesh_id, one.receipt)
+            for take in self.on_receipt:
+                take(signed, one)
 
     def hold(self, holding: Holding) -> None:
         self.holdings.append(holding)
@@ -208,7 +218,7 @@ class Stage:
                 addresses=self.addresses,
             )
             account = Account(lease, grant.contract)
-            hop = Hop(self._links, worker, handle, lease, place, account, ask.max_tokens)
+            hop = Hop(self._links, worker, handle, lease, place, account, ask.max_tokens, self._write)
             holding.book.apply(hop.key, grant.epoch, Event.SIGN, trio.current_time())
         except BaseException:
             for lease in following[:1]:
@@ -307,8 +317,8 @@ class Stage:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pass_on)
             await self._end(hop, Event.CLOSE)
-        receipt = hop.account.receipt(final=True)
-        return Closed((statements.sign(self._key, self._mesh_id, receipt), *following))
+        own = [statements.sign(self._key, self._mesh_id, written.receipt) for written in hop.account.written]
+        return Closed((*own, *following)[: messages.MAX_RECEIPTS])
 
     async def _end(self, hop: Hop, event: Event, *, worker_ends: bool = False) -> None:
         """Stops a hop; its place is free only once the worker has let go of the session."""
@@ -318,6 +328,7 @@ class Stage:
         try:
             await hop.stop(worker_ends=worker_ends)
         finally:
+            self._write(hop.account.end(int(time.time())))
             holding.book.apply(hop.key, hop.lease.epoch, event, trio.current_time())
 
     # links: what has to be sent on is sent by tasks of their own, for a peer that has to be dialled first would hold up

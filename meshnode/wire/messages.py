@@ -32,6 +32,7 @@ WIRE_VERSION = 1
 MAX_PROMPT = 1 << 16  # tokens in one message
 MAX_TEXT = 1 << 19  # bytes of prompt that a head tokenizes at once; leaves room in a header for many messages
 MAX_HOPS = 64  # longer routes spend their time on the way
+MAX_RECEIPTS = 640  # of an epoch, in one message: 1,200 bytes each leave room in a header
 MAX_ADDRESSES = 8
 MAX_PAIRS = 16
 MAX_PUSHES = 64  # pushes a frame
@@ -41,6 +42,7 @@ PEER = text(64, 1)
 SESSION = octets(SESSION_BYTES)
 EPOCH = uint((1 << 32) - 1)
 POSITION = uint(1 << 24)
+SEGMENT = uint((1 << 32) - 1)
 DIGEST = octets(32)
 ARTIFACT = shaped("(sha256|shards):[0-9a-f]{64}")
 CODE = text(40, 1)
@@ -267,6 +269,7 @@ class Push:
         12, flag, default=False
     )  # the last position is the prompt's or the answer's end: the tail samples
     keep: int | None = field(14, POSITION, default=None)  # reserved: positions retained before this push
+    segment: int = field(7, SEGMENT, default=0)  # of the epoch, that the hops account for these positions in
 
 
 @dataclass(frozen=True)
@@ -300,6 +303,7 @@ class Tokens:
     pieces: tuple[bytes, ...] = field(9, listing(octets(0, 1024), 256), default=())  # to the entry node
     finish: str | None = field(11, word("stop", "length"), default=None)
     logprobs: tuple[Logprobs, ...] = field(13, listing(nested(Logprobs), 256), default=())  # to the entry node
+    segment: int = field(15, SEGMENT, default=0)
 
 
 @message(13)
@@ -345,58 +349,7 @@ class Close:
 
 @message(17)
 class Closed:
-    receipts: tuple[Signed, ...] = field(2, listing(SIGNED, MAX_HOPS))
-
-
-@dataclass(frozen=True)
-class LinkSide:
-    """One side of one link: what this hop received from a peer, or sent to it, in order."""
-
-    peer: PeerId = field(1, PEER)
-    direction: str = field(2, word("in", "out"))
-    kind: str = field(3, word("prompt", "residual", "ring", "answer"))
-    positions: int = field(4, uint())
-    leaves: int = field(5, uint())
-    root: bytes = field(6, DIGEST)  # Merkle root over the leaves (first, count, digest of the bytes)
-    replay: bool = field(7, flag, default=False)
-
-
-@message(18)
-class Receipt:
-    """A node's signed account of a segment of the steps it did."""
-
-    work: bytes = field(2, DIGEST)  # hash of (session, epoch, hop, segment)
-    session: SessionId = field(4, SESSION)
-    epoch: int = field(6, EPOCH)
-    hop: int = field(8, uint(MAX_HOPS))
-    segment: int = field(10, uint((1 << 32) - 1))
-    node: PeerId = field(14, PEER)
-    predecessor: PeerId = field(16, PEER)
-    successor: PeerId = field(18, PEER)
-    holding: Layers = field(20, layers)
-    effective: Layers = field(22, layers)
-    contract: Contract = field(24, nested(Contract))
-    recipe: bytes = field(26, DIGEST)
-    fingerprint: bytes = field(28, DIGEST)
-    first: int = field(30, POSITION)
-    positions: int = field(32, uint())
-    steps: int = field(34, uint())
-    compute: int = field(36, uint())  # us, measured in the worker
-    links: tuple[LinkSide, ...] = field(38, listing(nested(LinkSide), 8))
-    final: bool = field(40, flag)  # the epoch's last segment
-    previous: bytes | None = field(42, DIGEST, default=None)  # digest of the receipt of the segment before
-
-
-@message(19)
-class Acceptance:
-    """The entry node's countersignature under the receipts of an epoch that it found to agree."""
-
-    session: SessionId = field(2, SESSION)
-    epoch: int = field(4, EPOCH)
-    entry: PeerId = field(6, PEER)
-    receipts: tuple[bytes, ...] = field(8, listing(DIGEST, MAX_HOPS))  # digests of their raw bytes, the head's first
-    tokens: int = field(10, uint())  # taken
-    links: tuple[LinkSide, ...] = field(12, listing(nested(LinkSide), 4))  # the entry node's own sides
+    receipts: tuple[Signed, ...] = field(2, listing(SIGNED, MAX_RECEIPTS))  # a hop's own, its segments in order, first
 
 
 REQUESTS = (OfferQuery, Tokenize, RouteOpen, Close)

@@ -49,6 +49,7 @@ def test_dry_run_shows_a_unit_and_changes_nothing(meshnode: Meshnode, lasting: P
 def test_systemd_takes_the_unit(meshnode: Meshnode, lasting: Path) -> None:
     path = lasting / "meshnode.service"
     path.write_text(meshnode("service", "install", "--dry-run", "a model.gguf").out)
+    path.chmod(0o644)
     told = {**os.environ, "XDG_RUNTIME_DIR": str(lasting)}
     done = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(path)], capture_output=True, text=True, env=told, timeout=60

@@ -15,7 +15,7 @@ import cbor2
 from meshnode.ids import Layers
 from meshnode.keys import NodeKey
 from meshnode.ledger import merkle
-from meshnode.wire import framing, messages, schema, statements
+from meshnode.wire import accounts, framing, messages, schema, statements
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors" / "messages.json"
 COMMAND = "python -m tests.wire.examples"
@@ -25,7 +25,9 @@ CONTRACT = messages.Contract("sha256:" + "0" * 64, 1, "llama", "f32", "invariant
 GRANT = messages.Grant(b"s" * 16, 1, KEY.peer, CONTRACT, 100)  # type: ignore[arg-type]
 SIGNED = statements.sign(KEY, MESH_ID, GRANT)
 D = b"d" * 32
-SIDE = messages.LinkSide(KEY.peer, "in", "residual", 5, 2, D, replay=True)
+TAG = b"t" * 16
+BLIND = b"b" * 16
+SIDE = accounts.LinkSide(KEY.peer, "in", "residual", 5, 2, D, replay=True)
 NAME = {"session": b"s" * 16, "epoch": 1}
 LEASE_ID = b"l" * 8
 LOGPROBS = messages.Logprobs(500_000, (messages.Likely(7, 500_000, b"x"),))
@@ -85,20 +87,28 @@ EXAMPLES: list[Any] = [
     ),
     messages.RouteReady((SIGNED,), 3, failed=(messages.Failed(KEY.peer, 3, "busy"),)),
     messages.Pushes(
-        (messages.Push(LEASE_ID, **NAME, step=0, first=0, count=2, begin=10, cached=0, sample=True, keep=4),),  # type: ignore[arg-type]
+        (
+            messages.Push(
+                LEASE_ID, **NAME, step=0, first=0, count=2, begin=10, cached=0, sample=True, keep=4, segment=1
+            ),
+        ),  # type: ignore[arg-type]
         (messages.Tensor("residual", "f32", (2, 4), "raw", D),),
     ),
-    messages.Tokens(**NAME, first=5, ids=(7,), lease=LEASE_ID, pieces=(b"x",), finish="stop", logprobs=(LOGPROBS,)),  # type: ignore[arg-type]
+    messages.Tokens(
+        **NAME, first=5, ids=(7,), lease=LEASE_ID, pieces=(b"x",), finish="stop", logprobs=(LOGPROBS,), segment=1
+    ),  # type: ignore[arg-type]
     messages.Credit(LEASE_ID, **NAME, total=16),  # type: ignore[arg-type]
     messages.Renew(LEASE_ID, **NAME),  # type: ignore[arg-type]
     messages.Failure(**NAME, node=KEY.peer, code="busy", say="x", lease=LEASE_ID),  # type: ignore[arg-type]
     messages.Close(LEASE_ID, **NAME, reason="done"),  # type: ignore[arg-type]
     messages.Closed((SIGNED,)),
-    messages.Receipt(
+    accounts.Receipt(
         work=D,
-        **NAME,  # type: ignore[arg-type]
+        tag=TAG,
+        epoch=1,
         hop=0,
         segment=0,
+        ended=1_800_000_000,
         node=KEY.peer,
         predecessor=KEY.peer,
         successor=KEY.peer,
@@ -115,7 +125,13 @@ EXAMPLES: list[Any] = [
         final=True,
         previous=D,
     ),
-    messages.Acceptance(**NAME, entry=KEY.peer, receipts=(D,), tokens=5, links=(SIDE,)),  # type: ignore[arg-type]
+    accounts.Acceptance(TAG, 1, KEY.peer, (D,), 5, (SIDE,), 1_800_000_000, segment=1),
+    accounts.Finding(D, KEY.peer, KEY.peer, "differs", 7, D, D, 1_800_000_000),
+    accounts.Batch((SIGNED,)),
+    accounts.LedgerQuery(bucket=7),
+    accounts.LedgerSummary(bytes(accounts.BUCKETS * accounts.MARK_BYTES)),
+    accounts.LedgerDigests(D + D),
+    accounts.LedgerFetch((D,)),
 ]
 
 
@@ -154,7 +170,7 @@ def refused() -> dict[str, bytes]:
 
 def vectors() -> dict[str, Any]:
     frame = b"".join(map(bytes, framing.encode_frame(b"header", b"payload")))
-    leaves = [merkle.leaf(n, 1, bytes([n]) * 32) for n in range(5)]
+    leaves = [merkle.leaf(BLIND, n, 1, bytes([n]) * 32) for n in range(5)]
     return {
         "made_by": COMMAND,
         "messages": [{"name": name_of(e), "hex": schema.encode(e).hex()} for e in EXAMPLES],
@@ -173,6 +189,7 @@ def vectors() -> dict[str, Any]:
         },
         "frame": {"header": b"header".hex(), "payload": b"payload".hex(), "hex": frame.hex()},
         "merkle": {
+            "blind": BLIND.hex(),
             "leaves": [leaf.hex() for leaf in leaves],
             "roots": [merkle.root(leaves[:n]).hex() for n in range(6)],
         },

@@ -1,0 +1,188 @@
+"""Whether receipts hold: each by itself, and all of an epoch with each other. Pure.
+
+A fault is either something that is missing, which may still come, or something wrong, which names who is at odds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import MeshError
+from ..ids import PeerId
+from ..wire import statements
+from ..wire.accounts import Acceptance, LinkSide, Receipt
+from ..wire.messages import Signed
+from .account import SEGMENT_POSITIONS, work_id
+
+_Said = tuple[PeerId, tuple[LinkSide, ...]]
+Side = tuple[PeerId, PeerId, str, bool, int, int, bytes]  # sender, receiver, kind, replay, positions, leaves, root
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A receipt whose signature was checked."""
+
+    receipt: Receipt
+    signed: Signed
+
+    @cached_property
+    def digest(self) -> bytes:
+        return statements.digest(self.signed)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """by: who is at odds; nobody when something is only missing."""
+
+    say: str
+    by: tuple[PeerId, ...] = ()
+
+
+def check_receipt(receipt: Receipt) -> None:
+    """MeshError bad_receipt unless a receipt is sound by itself."""
+    n_layer = receipt.contract.n_layer
+    effective, holding = receipt.effective, receipt.holding
+    if not holding.begin <= effective.begin < effective.end <= holding.end <= n_layer:
+        raise _bad(receipt, "its layers do not lie in each other")
+    if receipt.work != work_id(receipt.tag, receipt.epoch, receipt.hop, receipt.segment):
+        raise _bad(receipt, "it has a wrong work id")
+    if (receipt.segment == 0) != (receipt.previous is None):
+        raise _bad(receipt, "its first segment has none before it, and each other one has")
+    named = [(link.peer, link.direction, link.kind, link.replay) for link in receipt.links]
+    if len(set(named)) != len(named) or not all(_is_due(receipt, link) for link in receipt.links):
+        raise _bad(receipt, "it accounts for links that its place does not have")
+    came_in = [link for link in receipt.links if link.direction == "in" and not link.replay]
+    if receipt.positions != sum(link.positions for link in came_in):
+        raise _bad(receipt, "it counts other positions than came in")
+    if receipt.steps != sum(link.leaves for link in came_in):
+        raise _bad(receipt, "it counts other steps than came in")
+    if receipt.segment == 0 and receipt.first != 0 and not any(link.replay for link in receipt.links):
+        raise _bad(receipt, "it begins elsewhere")
+    if receipt.positions > SEGMENT_POSITIONS and not receipt.final:
+        raise _bad(receipt, "its segment is too long")
+    if any(link.leaves > link.positions for link in receipt.links):
+        raise _bad(receipt, "it has more leaves than positions")
+
+
+def _bad(receipt: Receipt, fault: str) -> MeshError:
+    return MeshError("bad_receipt", f"the receipt of {receipt.node}: {fault}")
+
+
+def _is_due(receipt: Receipt, link: LinkSide) -> bool:
+    """Whether a hop of this place has such a link. The tail's successor is the head: the way of the ring."""
+    head, tail = is_head(receipt), is_tail(receipt)
+    if link.direction == "in":
+        if link.kind == "ring":
+            return head
+        return link.peer == receipt.predecessor and link.kind == ("prompt" if head else "residual")
+    if not tail:
+        return link.peer == receipt.successor and link.kind == "residual"
+    return link.kind == "answer" or (link.kind == "ring" and link.peer == receipt.successor)
+
+
+def is_head(receipt: Receipt) -> bool:
+    return receipt.effective.begin == 0
+
+
+def is_tail(receipt: Receipt) -> bool:
+    return receipt.effective.end == receipt.contract.n_layer
+
+
+def sides(node: PeerId, links: Sequence[LinkSide], direction: str, *kinds: str) -> set[Side]:
+    """Each link of one direction, named by its ends, so that its two sides compare equal when they agree."""
+    found = set()
+    for link in links:
+        if link.direction == direction and link.kind in kinds:
+            ends = (node, link.peer) if direction == "out" else (link.peer, node)
+            found.add((*ends, link.kind, link.replay, link.positions, link.leaves, link.root))
+    return found
+
+
+def epoch_faults(hops: Sequence[Sequence[Filed]], accepted: Mapping[int, Acceptance]) -> list[Fault]:
+    """What is wrong or missing in an epoch. hops: each one's receipts by segment, the head's first, none of them empty.
+
+    accepted: the entry node's countersignatures, by segment.
+    """
+    first = hops[0][0].receipt
+    entry = first.predecessor if is_head(first) else "the entry node"
+    faults = [fault for hop in hops for fault in _hop_faults(hop)]
+    faults += _route_faults([hop[0].receipt for hop in hops])
+    last = max(filed.receipt.segment for hop in hops for filed in hop)
+    for segment in range(last + 1):
+        there = [filed for hop in hops for filed in hop if filed.receipt.segment == segment]
+        missing = [hop[0].receipt.node for hop in hops if all(f.receipt.segment != segment for f in hop)]
+        faults += [Fault(f"the receipt of {node} for segment {segment} is missing") for node in missing]
+        acceptance = accepted.get(segment)
+        if acceptance is None:
+            faults.append(Fault(f"the countersignature of {entry} for segment {segment} is missing"))
+        faults += _link_faults(there, acceptance)
+        whole = not missing and is_head(first) and is_tail(hops[-1][0].receipt)
+        if acceptance is not None and whole and acceptance.receipts != tuple(f.digest for f in there):
+            say = f"{acceptance.entry} countersigned other receipts of segment {segment}"
+            faults.append(Fault(say, (acceptance.entry,)))
+    return faults
+
+
+def _hop_faults(hop: Sequence[Filed]) -> list[Fault]:
+    """Of the segments of one hop, which follow each other."""
+    faults = []
+    node = hop[0].receipt.node
+    for before, after in itertools.pairwise(hop):
+        a, b = before.receipt, after.receipt
+        if any(getattr(a, name) != getattr(b, name) for name in _LASTING):
+            faults.append(Fault(f"{node} changes its place between segments {a.segment} and {b.segment}", (node,)))
+        if a.segment + 1 == b.segment and (b.previous != before.digest or b.first != a.first + a.positions or a.final):
+            faults.append(Fault(f"segment {b.segment} of {node} does not follow segment {a.segment}", (node,)))
+    if not hop[-1].receipt.final:
+        faults.append(Fault(f"the last receipt of {node} is missing"))
+    return faults
+
+
+_LASTING = (
+    "tag", "epoch", "hop", "node", "predecessor", "successor", "holding", "effective", "contract", "recipe",
+    "fingerprint",
+)  # fmt: skip
+
+
+def _route_faults(firsts: Sequence[Receipt]) -> list[Fault]:
+    """The effective ranges tile the layers once, and neighbours name each other."""
+    faults = []
+    head, tail = firsts[0], firsts[-1]
+    if not is_head(head):
+        faults.append(Fault(f"the receipts for the layers before {head.effective.begin} are missing"))
+    for a, b in itertools.pairwise(firsts):
+        agree = (
+            a.effective.end == b.effective.begin
+            and (a.successor, b.predecessor, b.hop) == (b.node, a.node, a.hop + 1)
+            and (a.contract, a.tag, a.epoch) == (b.contract, b.tag, b.epoch)
+        )
+        if not agree:
+            faults.append(Fault(f"{a.node} and {b.node} do not name each other", (a.node, b.node)))
+    if not is_tail(tail):
+        faults.append(Fault(f"the receipts for the layers from {tail.effective.end} on are missing"))
+    elif is_head(head) and tail.successor != head.node:
+        faults.append(Fault(f"the tail {tail.node} names another head", (tail.node,)))
+    return faults
+
+
+def _link_faults(there: Sequence[Filed], acceptance: Acceptance | None) -> list[Fault]:
+    """Of a segment: what one end of a link says it sent is what the other says came. Who is silent is not at odds."""
+    accounts = {filed.receipt.hop: (filed.receipt.node, filed.receipt.links) for filed in there}
+    head = next((a for f in there if is_head(f.receipt) for a in [accounts[f.receipt.hop]]), None)
+    tail = next((a for f in there if is_tail(f.receipt) for a in [accounts[f.receipt.hop]]), None)
+    asker = (acceptance.entry, acceptance.links) if acceptance is not None else None
+    links: list[tuple[str, _Said | None, _Said | None]]
+    links = [("residual", accounts[hop], accounts.get(hop + 1)) for hop in accounts]
+    links += [("ring", tail, head), ("prompt", asker, head), ("answer", tail, asker)]
+    faults = []
+    for a, b in itertools.pairwise(filed.receipt for filed in there):
+        if (a.first, a.positions) != (b.first, b.positions):
+            faults.append(Fault(f"{a.node} and {b.node} account for other positions", (a.node, b.node)))
+    for kind, sender, receiver in links:
+        if sender is not None and receiver is not None and sides(*sender, "out", kind) != sides(*receiver, "in", kind):
+            ends = (sender[0], receiver[0])
+            faults.append(Fault(f"{ends[0]} and {ends[1]} do not agree on the {kind} between them", ends))
+    return faults
