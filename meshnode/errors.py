@@ -38,6 +38,10 @@ CODES: dict[str, tuple[int, str, str]] = {
     # this machine
     "home_in_use": (6, "another node runs on this home", "stop it with `meshnode stop`, or give another --home"),
     "bad_home": (6, "the home folder cannot be used", "check its permissions, or give another --home"),
+    "unknown_receipt": (4, "no receipt of that name is in the ledger", "see `meshnode receipts`"),
+    "bad_export": (3, "the file holds no exported receipts", "name a file that `meshnode receipts export` wrote"),
+    "unverified": (3, "not every chain in the file is verified", "see which, and why, above"),
+    "bad_ledger": (6, "the ledger cannot be read or written", "make room on the disk, or move ledger.sqlite away"),
     "bad_key": (6, "the file holds no exported key", "name a file that `meshnode key export` wrote"),
     "bad_config": (6, "a setting cannot be used", "correct it"),
     "port_in_use": (6, "the port is taken", "give another --listen, or port 0"),

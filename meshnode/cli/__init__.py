@@ -26,6 +26,8 @@ COMMANDS = {
     "peers": "List the peers that the node is connected to.",
     "models": "List the models known in the mesh, and which layers are missing.",
     "route": "Show the route that a model would take, and why others cannot.",
+    "receipts": "List, show, export and verify who computed what.",
+    "balance": "Show what peers did for others, and had done.",
     "key": "Show, keep or move the key that a node is known by.",
     "service": "Let this machine run a node by itself, as a service of its user.",
     "stop": "Stop the node of this home.",
@@ -33,7 +35,7 @@ COMMANDS = {
 }
 
 
-GROUPS = ("lab", "key", "service")
+GROUPS = ("lab", "key", "service", "receipts")
 
 
 class _Commands(click.Group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -19,7 +19,7 @@ from ..route import choose
 from ..route.choose import Heard
 from ..route.verify import check_route
 from ..wire import messages, statements
-from ..wire.messages import Failed, Failure, Grant, Lease, RouteOpen, RouteReady, Tokenize, Tokenized, Tokens
+from ..wire.messages import Failed, Failure, Grant, Lease, RouteOpen, RouteReady, Signed, Tokenize, Tokenized, Tokens
 from .ask import Ask, Event
 from .journey import Journey, abandon
 
@@ -41,6 +41,7 @@ class Client:
         self.open_timeout_s = OPEN_TIMEOUT_S
         self._journeys: dict[SessionId, Journey] = {}
         self.addresses: tuple[str, ...] = ()
+        self.on_signed: list[Callable[[Sequence[Signed]], None]] = []  # receipts and countersignatures of answers
         links.take(Tokens, self._tokens)
         links.take(Failure, self._failure)
         links.on_lost.append(self._lost)
@@ -83,6 +84,10 @@ class Client:
                 yield events
         finally:
             self._journeys.pop(journey.grant.session, None)
+
+    def _tell(self, signed: Sequence[Signed]) -> None:
+        for take in self.on_signed:
+            take(signed)
 
     async def _tokenize(self, ask: Ask, heads: Sequence[Heard]) -> tuple[int, ...]:
         fault: MeshError | None = None
@@ -127,7 +132,15 @@ class Client:
                 ready = await self._links.request(node, route_open, RouteReady, timeout=patience)
                 leases = check_route(ready.leases, grant, self._directory.mesh_id, node)
                 journey = Journey(
-                    self._links, self._key, self._config, self._directory.mesh_id, grant, leases, prompt, max_tokens
+                    self._links,
+                    self._key,
+                    self._config,
+                    self._directory.mesh_id,
+                    grant,
+                    leases,
+                    prompt,
+                    max_tokens,
+                    self._tell,
                 )
                 await journey.link()
             except Refused as refused:

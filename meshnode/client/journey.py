@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -16,7 +16,7 @@ from ..errors import MeshError
 from ..ids import PeerId
 from ..keys import NodeKey
 from ..ledger.account import Cutter
-from ..ledger.receipts import Seen, acceptances, check_receipts
+from ..ledger.receipts import Seen, acceptances, settle
 from ..ledger.rules import Filed
 from ..net.links import Links
 from ..session import Answer
@@ -59,6 +59,7 @@ class Journey:
         leases: Sequence[Lease],
         prompt: tuple[int, ...],
         max_tokens: int,
+        tell: Callable[[Sequence[Signed]], None],
     ) -> None:
         self._links = links
         self._key = key
@@ -67,6 +68,7 @@ class Journey:
         self.grant = grant
         self.leases = tuple(leases)
         self.answer = Answer(prompt, max_tokens)
+        self._tell = tell  # of what was signed at the end
         self._granted = 0
         self._arrived = 0  # tokens, taken or not
         self._over = False
@@ -143,7 +145,9 @@ class Journey:
             finally:
                 nursery.cancel_scope.cancel()
                 if not done:
-                    await abandon(self._links, self.leases)
+                    self._seen.broken = True
+                    with trio.CancelScope(shield=True):
+                        self._settle(await abandon(self._links, self.leases))
         if failure is not None:
             raise failure
 
@@ -226,20 +230,15 @@ class Journey:
 
         The answer stands whatever became of its receipts.
         """
-        receipts: tuple[Filed, ...] = ()
-        accepted: tuple[Signed, ...] = ()
-        fault = None
+        self._seen.cut = self.answer.finish == "length"
+        fault: MeshError | None = None
         try:
-            closed = await _close(self._links, self.head, "done", CLOSE_TIMEOUT_S)
-            self._seen.cut = self.answer.finish == "length"
-            rows = check_receipts(closed.receipts, self.leases, self.grant, self._seen, self._mesh_id)
-            said = acceptances(rows, self.grant, self._seen, int(time.time()))
-            accepted = tuple(statements.sign(self._key, self._mesh_id, acceptance) for acceptance in said)
-            receipts = tuple(filed for row in rows for filed in row)
+            signed = list((await _close(self._links, self.head, "done", CLOSE_TIMEOUT_S)).receipts)
         except MeshError as error:
-            log.warning("the receipts of an answer: %s", error)
+            log.warning("the end of an answer: %s", error)
             fault = error
-            await abandon(self._links, self.leases)
+            signed = await abandon(self._links, self.leases)
+        receipts, accepted, faults = self._settle(signed)
         assert self.answer.finish is not None
         return Done(
             text=self.answer.text,
@@ -251,16 +250,29 @@ class Journey:
             decode_s=self._last - self._first,
             receipts=receipts,
             accepted=accepted,
-            fault=fault,
+            fault=fault or next(iter(faults), None),
         )
 
+    def _settle(self, signed: Sequence[Signed]) -> tuple[tuple[Filed, ...], tuple[Signed, ...], list[MeshError]]:
+        """Holds the receipts against what was seen, countersigns those that agree, and hands all of them on."""
+        settled = settle(signed, self.leases, self.grant, self._seen, self._mesh_id)
+        for fault in settled.faults if not self._seen.broken else ():
+            log.warning("the receipts of an answer: %s", fault)
+        said = acceptances(settled.rows, self.grant, self._seen, int(time.time()))
+        accepted = tuple(statements.sign(self._key, self._mesh_id, acceptance) for acceptance in said)
+        receipts = tuple(filed for row in settled.rows for filed in row)
+        self._tell((*(filed.signed for filed in receipts), *accepted))
+        return receipts, accepted, settled.faults
 
-async def abandon(links: Links, leases: Sequence[Lease]) -> None:
-    """Tells every hop by itself: those behind a broken one would not hear it from their predecessor."""
+
+async def abandon(links: Links, leases: Sequence[Lease]) -> list[Signed]:
+    """Tells every hop by itself: those behind a broken one would not hear it from their predecessor. Their receipts."""
+    receipts: dict[bytes, Signed] = {}
 
     async def close(lease: Lease) -> None:
         try:
-            await _close(links, lease, "cancelled", ABANDON_TIMEOUT_S)
+            closed = await _close(links, lease, "cancelled", ABANDON_TIMEOUT_S)
+            receipts.update((statements.digest(signed), signed) for signed in closed.receipts)
         except MeshError as error:  # it has lapsed, was closed by the hop before, or is gone with its node
             log.info("closing the lease of %s: %s", lease.node, error)
 
@@ -268,6 +280,7 @@ async def abandon(links: Links, leases: Sequence[Lease]) -> None:
         async with trio.open_nursery() as nursery:
             for lease in leases:
                 nursery.start_soon(close, lease)
+    return list(receipts.values())
 
 
 async def _close(links: Links, lease: Lease, reason: str, timeout: float) -> Closed:

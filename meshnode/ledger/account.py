@@ -73,6 +73,7 @@ class Written:
     """A receipt, and what opens its leaves."""
 
     receipt: Receipt
+    session: SessionId
     links: tuple[LinkLog, ...]
 
 
@@ -138,7 +139,7 @@ class Account:
             previous=self._previous,
         )
         self._previous = hashlib.sha256(schema.encode(receipt)).digest()
-        written = Written(receipt, logs)
+        written = Written(receipt, lease.session, logs)
         self.written.append(written)
         return written
 

@@ -28,6 +28,10 @@ def read(signed: Signed, mesh_id: str) -> Account:
     return statement
 
 
+def digest(signed: Signed) -> bytes:
+    return statements.digest(signed)
+
+
 def signer_of(statement: Account) -> PeerId:
     if isinstance(statement, Receipt):
         return statement.node
@@ -52,9 +56,7 @@ class Chain:
 
     @property
     def entry(self) -> PeerId | None:
-        """Known from the head's receipt or a countersignature."""
-        first = self.hops[0][0].receipt
-        return first.predecessor if is_head(first) else self.accepted[0].entry if self.accepted else None
+        return _entry_of(self.hops)
 
     @property
     def artifact(self) -> ArtifactId:
@@ -109,16 +111,22 @@ def _judge(key: tuple[bytes, int], hops: list[list[Filed]], accepted: Sequence[A
         if len(set(numbers)) != len(numbers):
             node = hop[0].receipt.node
             faults.append(Fault(f"{node} signed two receipts of one segment", (node,)))
-    first = hops[0][0].receipt
-    known = {f.digest for hop in hops for f in hop}
-    entry = first.predecessor if is_head(first) else None
-    own = [a for a in accepted if a.entry == entry or (entry is None and known & set(a.receipts))]
+    entry = _entry_of(hops)
+    own = [a for a in accepted if a.entry == entry]
     by_segment = {a.segment: a for a in own}
     if len(by_segment) != len(own):
         faults.append(Fault(f"{own[0].entry} countersigned one segment twice", (own[0].entry,)))
     if not faults:
         faults = epoch_faults(hops, by_segment)
     return Chain(*key, tuple(map(tuple, hops)), tuple(own), tuple(faults))
+
+
+def _entry_of(hops: Sequence[Sequence[Filed]]) -> PeerId | None:
+    """Who asked: named by the head and by the tail; a chain without either does not know it."""
+    first, last = hops[0][0].receipt, hops[-1][0].receipt
+    if is_head(first):
+        return first.predecessor
+    return next((link.peer for link in last.links if is_tail(last) and link.kind == "answer"), None)
 
 
 def _with_rising_epochs(found: list[Chain]) -> list[Chain]:

@@ -13,7 +13,7 @@ from ..wire.accounts import Acceptance, LinkSide, Receipt
 from ..wire.messages import Contract, Grant, Lease, Signed
 from . import merkle
 from .account import LinkLog, tag_of
-from .rules import Filed, check_receipt, epoch_faults
+from .rules import Fault, Filed, check_receipt, epoch_faults, is_head
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Seen:
     prompt: dict[int, LinkLog] = field(default_factory=dict)
     answer: dict[int, LinkLog] = field(default_factory=dict)
     cut: bool = False  # the answer ended at its limit, so that its last token never went into the ring
+    broken: bool = False  # the answer did not come to its end
 
     def pushed(self, segment: int, first: int, count: int, digest: bytes) -> None:
         self.prompt.setdefault(segment, LinkLog(self.head, "out", "prompt")).add(first, count, digest)
@@ -55,40 +56,54 @@ class Seen:
         return side.positions, side.leaves, side.root
 
 
-def check_receipts(
-    signed: Sequence[Signed], leases: Sequence[Lease], grant: Grant, seen: Seen, mesh_id: str
-) -> list[list[Filed]]:
-    """The receipts of one whole epoch: of each segment, one a hop, the head's first.
+@dataclass(frozen=True)
+class Settled:
+    """What became of an epoch's receipts. rows: for each segment those that nothing speaks against, the head's first;
+    faults: what is wrong or missing, each a bad_receipt or bad_signature."""
 
-    MeshError bad_receipt (or bad_signature) unless each is signed by its hop, says what its lease says, is sound by
-    itself, and both sides of every link agree, with what the entry node saw included.
+    rows: list[list[Filed]]
+    faults: list[MeshError]
+
+
+def settle(signed: Sequence[Signed], leases: Sequence[Lease], grant: Grant, seen: Seen, mesh_id: str) -> Settled:
+    """Holds the receipts of an epoch against its leases, each other, and what the entry node saw.
+
+    A hop that is silent or at odds takes only its own receipts with it.
     """
+    faults: list[MeshError] = []
     hops: dict[int, list[Filed]] = defaultdict(list)
     for statement in signed:
-        receipt = statements.check(statement, Receipt, mesh_id, by=statement.signer)
-        if receipt.hop >= len(leases):
-            raise MeshError("bad_receipt", f"a receipt for hop {receipt.hop} of a route of {len(leases)} hops")
-        lease = leases[receipt.hop]
-        _check_names(statement, receipt, lease, grant.contract)
-        check_receipt(receipt)
-        hops[receipt.hop].append(Filed(receipt, statement))
-    for lease in leases:
-        numbers = [filed.receipt.segment for filed in hops[lease.hop]]
-        if numbers != list(seen.segments):
-            raise MeshError("bad_receipt", f"{lease.node} accounts for segments {numbers} of {len(seen.segments)}")
-    in_order = [hops[hop] for hop in range(len(leases))]
-    accepted = {
-        segment: _acceptance(grant, segment, [hop[segment] for hop in in_order], seen, 0) for segment in seen.segments
-    }
-    for fault in epoch_faults(in_order, accepted):
-        raise MeshError("bad_receipt", fault.say)
-    for segment in seen.segments:
-        _check_ring(in_order[0][segment].receipt, seen.ring(segment), leases[-1].node)
-    return [[hop[segment] for hop in in_order] for segment in seen.segments]
+        try:
+            receipt = _checked(statement, leases, grant, seen, mesh_id)
+        except MeshError as error:
+            faults.append(error)
+        else:
+            hops[receipt.hop].append(Filed(receipt, statement))
+    faults += [MeshError("bad_receipt", f"{lease.node} has sent no receipt") for lease in leases if not hops[lease.hop]]
+    there = [sorted(hops[n], key=lambda f: f.receipt.segment) for n in sorted(hops) if hops[n]]
+    by_segment = [[f for hop in there for f in hop if f.receipt.segment == segment] for segment in seen.segments]
+    at_odds: set[PeerId] = set()
+    if there:
+        accepted = {n: _acceptance(grant, n, row, seen, 0) for n, row in enumerate(by_segment)}
+        found = [*epoch_faults(there, accepted), *_ring_faults(there, leases, seen)]
+        at_odds = {peer for fault in found for peer in fault.by}
+        faults += [MeshError("bad_receipt", fault.say) for fault in found]
+    return Settled([[f for f in row if f.receipt.node not in at_odds] for row in by_segment], faults)
+
+
+def _checked(statement: Signed, leases: Sequence[Lease], grant: Grant, seen: Seen, mesh_id: str) -> Receipt:
+    receipt = statements.check(statement, Receipt, mesh_id, by=statement.signer)
+    if receipt.hop >= len(leases):
+        raise MeshError("bad_receipt", f"a receipt for hop {receipt.hop} of a route of {len(leases)} hops")
+    _check_names(statement, receipt, leases[receipt.hop], grant.contract)
+    check_receipt(receipt)
+    if receipt.segment not in seen.segments:
+        raise MeshError("bad_receipt", f"the receipt of {receipt.node} is of a segment that nobody else knows of")
+    return receipt
 
 
 def acceptances(rows: Sequence[Sequence[Filed]], grant: Grant, seen: Seen, ended: int) -> list[Acceptance]:
-    """The countersignatures under receipts that check_receipts has found to agree, one a segment.
+    """The countersignatures under receipts that settle found nothing against, one a segment.
 
     ended: seconds since 1970.
     """
@@ -105,6 +120,7 @@ def _acceptance(grant: Grant, segment: int, row: Sequence[Filed], seen: Seen, en
         tokens=seen.tokens(segment),
         links=seen.sides(segment),
         ended=ended,
+        broken=seen.broken and segment == seen.segments[-1],
     )
 
 
@@ -123,8 +139,14 @@ def _check_names(signed: Signed, receipt: Receipt, lease: Lease, contract: Contr
         raise MeshError("bad_receipt", f"the receipt of {lease.node} is of another contract")
 
 
-def _check_ring(head: Receipt, expected: tuple[int, int, bytes], tail: PeerId) -> None:
+def _ring_faults(hops: Sequence[Sequence[Filed]], leases: Sequence[Lease], seen: Seen) -> list[Fault]:
     """The tail must have told the head what it told the entry node."""
-    found = [(link.positions, link.leaves, link.root) for link in head.links if link.kind == "ring"]
-    if (found[0] if found else (0, 0, merkle.EMPTY)) != expected:
-        raise MeshError("bad_receipt", f"{tail} gave the head other tokens than the entry node")
+    tail = leases[-1].node
+    if seen.broken:
+        return []  # what was on its way cannot be compared
+    for filed in hops[0] if is_head(hops[0][0].receipt) else ():
+        found = [(k.positions, k.leaves, k.root) for k in filed.receipt.links if k.kind == "ring"]
+        if (found[0] if found else (0, 0, merkle.EMPTY)) != seen.ring(filed.receipt.segment):
+            by = tuple(dict.fromkeys((tail, filed.receipt.node)))
+            return [Fault(f"{tail} gave the head other tokens than the entry node", by)]
+    return []

@@ -54,17 +54,21 @@ def check_receipt(receipt: Receipt) -> None:
     named = [(link.peer, link.direction, link.kind, link.replay) for link in receipt.links]
     if len(set(named)) != len(named) or not all(_is_due(receipt, link) for link in receipt.links):
         raise _bad(receipt, "it accounts for links that its place does not have")
-    came_in = [link for link in receipt.links if link.direction == "in" and not link.replay]
-    if receipt.positions != sum(link.positions for link in came_in):
-        raise _bad(receipt, "it counts other positions than came in")
-    if receipt.steps != sum(link.leaves for link in came_in):
-        raise _bad(receipt, "it counts other steps than came in")
+    computed, came = (receipt.positions, receipt.steps), came_in(receipt)
+    if computed[0] > came[0] or computed[1] > came[1] or (computed != came and not receipt.final):
+        raise _bad(receipt, "it counts other steps or positions than came in")
     if receipt.segment == 0 and receipt.first != 0 and not any(link.replay for link in receipt.links):
         raise _bad(receipt, "it begins elsewhere")
     if receipt.positions > SEGMENT_POSITIONS and not receipt.final:
         raise _bad(receipt, "its segment is too long")
     if any(link.leaves > link.positions for link in receipt.links):
         raise _bad(receipt, "it has more leaves than positions")
+
+
+def came_in(receipt: Receipt) -> tuple[int, int]:
+    """Positions and leaves, replays apart. A hop that ends has not computed all of it."""
+    links = [link for link in receipt.links if link.direction == "in" and not link.replay]
+    return sum(link.positions for link in links), sum(link.leaves for link in links)
 
 
 def _bad(receipt: Receipt, fault: str) -> MeshError:
@@ -119,11 +123,26 @@ def epoch_faults(hops: Sequence[Sequence[Filed]], accepted: Mapping[int, Accepta
         if acceptance is None:
             faults.append(Fault(f"the countersignature of {entry} for segment {segment} is missing"))
         faults += _link_faults(there, acceptance)
-        whole = not missing and is_head(first) and is_tail(hops[-1][0].receipt)
-        if acceptance is not None and whole and acceptance.receipts != tuple(f.digest for f in there):
-            say = f"{acceptance.entry} countersigned other receipts of segment {segment}"
-            faults.append(Fault(say, (acceptance.entry,)))
+        hop_numbers = [filed.receipt.hop for filed in there]
+        whole = (
+            not missing and hop_numbers == list(range(len(hops))) and is_head(first) and is_tail(hops[-1][0].receipt)
+        )
+        if acceptance is not None:
+            faults += _acceptance_faults(there, acceptance, whole=whole)
     return faults
+
+
+def _acceptance_faults(there: Sequence[Filed], acceptance: Acceptance, *, whole: bool) -> list[Fault]:
+    """The entry node may leave out what did not reach it, but names nothing else."""
+    named = set(acceptance.receipts)
+    if whole and named - {filed.digest for filed in there}:
+        return [Fault(f"{acceptance.entry} countersigned other receipts", (acceptance.entry,))]
+    segment = acceptance.segment
+    return [
+        Fault(f"{acceptance.entry}'s word on the receipt of {f.receipt.node} for segment {segment} is missing")
+        for f in there
+        if f.digest not in named
+    ]
 
 
 def _hop_faults(hop: Sequence[Filed]) -> list[Fault]:
@@ -154,6 +173,9 @@ def _route_faults(firsts: Sequence[Receipt]) -> list[Fault]:
     if not is_head(head):
         faults.append(Fault(f"the receipts for the layers before {head.effective.begin} are missing"))
     for a, b in itertools.pairwise(firsts):
+        if b.hop > a.hop + 1:
+            faults.append(Fault(f"the receipts for the layers {a.effective.end}-{b.effective.begin} are missing"))
+            continue
         agree = (
             a.effective.end == b.effective.begin
             and (a.successor, b.predecessor, b.hop) == (b.node, a.node, a.hop + 1)
@@ -169,7 +191,8 @@ def _route_faults(firsts: Sequence[Receipt]) -> list[Fault]:
 
 
 def _link_faults(there: Sequence[Filed], acceptance: Acceptance | None) -> list[Fault]:
-    """Of a segment: what one end of a link says it sent is what the other says came. Who is silent is not at odds."""
+    """Of a segment: what one end of a link says it sent is what the other says came. Who is silent is not at odds; nor
+    is anybody for what was on its way when a session was broken off."""
     accounts = {filed.receipt.hop: (filed.receipt.node, filed.receipt.links) for filed in there}
     head = next((a for f in there if is_head(f.receipt) for a in [accounts[f.receipt.hop]]), None)
     tail = next((a for f in there if is_tail(f.receipt) for a in [accounts[f.receipt.hop]]), None)
@@ -178,11 +201,27 @@ def _link_faults(there: Sequence[Filed], acceptance: Acceptance | None) -> list[
     links = [("residual", accounts[hop], accounts.get(hop + 1)) for hop in accounts]
     links += [("ring", tail, head), ("prompt", asker, head), ("answer", tail, asker)]
     faults = []
+    broken = acceptance is None or acceptance.broken
+    for receipt in () if broken else (filed.receipt for filed in there):
+        if (receipt.positions, receipt.steps) != came_in(receipt):
+            faults.append(Fault(f"{receipt.node} counts other steps or positions than came in", (receipt.node,)))
     for a, b in itertools.pairwise(filed.receipt for filed in there):
-        if (a.first, a.positions) != (b.first, b.positions):
+        if a.hop + 1 == b.hop and (a.first != b.first or (a.positions != b.positions and not broken)):
             faults.append(Fault(f"{a.node} and {b.node} account for other positions", (a.node, b.node)))
     for kind, sender, receiver in links:
-        if sender is not None and receiver is not None and sides(*sender, "out", kind) != sides(*receiver, "in", kind):
-            ends = (sender[0], receiver[0])
+        if sender is None or receiver is None:
+            continue
+        sent, came = sides(*sender, "out", kind), sides(*receiver, "in", kind)
+        ends = (sender[0], receiver[0])
+        if sent == came:
+            continue
+        if broken and _counts(came) <= _counts(sent) and {side[:2] for side in came} <= {side[:2] for side in sent}:
+            faults.append(Fault(f"the end of the {kind} between {ends[0]} and {ends[1]} is missing: it was broken off"))
+        else:
             faults.append(Fault(f"{ends[0]} and {ends[1]} do not agree on the {kind} between them", ends))
     return faults
+
+
+def _counts(found: set[Side]) -> tuple[int, int]:
+    """Positions and leaves."""
+    return sum(side[4] for side in found), sum(side[5] for side in found)

@@ -21,9 +21,12 @@ from ..artifact.policy import Policies
 from ..client import Ask, Client
 from ..config import MAX_REMEMBERED, Home, KnownMesh, Mesh, NodeConfig
 from ..errors import MeshError, root_cause
+from ..ids import PeerId
 from ..keys import NodeKey, load_or_create
+from ..ledger.store import Ledger, open_ledger
 from ..net import Membership, Network, open_network, peer_of_address
 from ..net.directory import Directory, keys_of
+from ..net.gossip import Gossip
 from ..net.links import Links
 from ..stage import Stage
 from ..wire.invite import Invite
@@ -37,12 +40,15 @@ ANNOUNCE_S = 20.0  # how long a newcomer may have to wait for what the DHT did n
 ANNOUNCE_SOON_S = 2.0  # after a start: the first announcement may have met an empty routing table
 REMEMBER_S, REMEMBER_SOON_S = 30.0, 1.0  # between two looks at who is there, and while nobody was
 INVITE_ADDRESSES = 8
+LAST_WORDS_S = 2.0  # for writing down what waits for the ledger
 
 
 class Node:
     """One member of a mesh; the control API's backend."""
 
-    def __init__(self, home: Home | None, config: NodeConfig, mesh: Mesh, key: NodeKey, network: Network) -> None:
+    def __init__(
+        self, home: Home | None, config: NodeConfig, mesh: Mesh, key: NodeKey, network: Network, ledger: Ledger
+    ) -> None:
         self.home = home
         self.config = config
         self.mesh = mesh
@@ -50,12 +56,20 @@ class Node:
         self.stopped = trio.Event()
         self.loadings: list[Loading] = []
         self._key = key
+        self._ledger = ledger
 
     def _build(self, nursery: trio.Nursery) -> None:
         self.links = Links(self.network, nursery)
         self.directory = Directory(self.network, self.links, self.mesh.mesh_id)
         self.stage = Stage(self.links, self.directory, self._key, self.config)
         self.client = Client(self.links, self.directory, self._key, self.config)
+        self.gossip = Gossip(self.links, self._members, self._ledger, self.mesh.mesh_id)
+        self.network.on_joined.append(self.gossip.joined)
+        self.client.on_signed.append(self.gossip.tell)
+        self.stage.on_receipt.append(self.gossip.tell_own)
+
+    def _members(self) -> list[PeerId]:
+        return [PeerId(info.peer) for info in self.network.connected()]
 
     # what the control API asks
 
@@ -208,11 +222,13 @@ async def open_node(
         quarantine = Quarantine(kept.quarantine_path if kept is not None else None)
         policies = Policies()
         loadings = [Loading(model, config, catalogue, policies, quarantine) for model in models]
+        ledger = open_ledger(kept.ledger_path if kept is not None else ":memory:")
+        held.callback(ledger.close)
         key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
         membership = Membership(mesh.mesh_id, mesh.secret)
         known = usable(bootstrap)
         async with open_network(key, membership, listen=config.listen, bootstrap=known) as network:
-            node = Node(home, config, mesh, key, network)
+            node = Node(home, config, mesh, key, network, ledger)
             async with one_fault_nursery() as nursery:
                 node._build(nursery)
                 node.loadings = loadings
@@ -226,5 +242,9 @@ async def open_node(
                 for loading in loadings:
                     nursery.start_soon(node._serve, loading, worker)
                 nursery.start_soon(node._announce)
+                nursery.start_soon(node.gossip.run)
                 yield node
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WORDS_S):
+                    await node.stage.shut()
+                    await node.gossip.flush()
                 nursery.cancel_scope.cancel()

@@ -106,6 +106,11 @@ class Stage:
                 await hop.fail(self._key.peer, fault)
             await self._end(hop, Event.CLOSE, worker_ends=True)
 
+    async def shut(self) -> None:
+        """Ends every session that runs here, so that what was done is accounted for."""
+        for hop in list(self.hops.values()):
+            await self._end(hop, Event.CLOSE)
+
     # requests
 
     async def _offers(self, peer: PeerId, ask: messages.OfferQuery) -> Offers:

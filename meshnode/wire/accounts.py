@@ -79,6 +79,7 @@ class Acceptance:
     links: tuple[LinkSide, ...] = field(12, listing(nested(LinkSide), 4))  # the entry node's own sides
     ended: int = field(14, SECONDS)
     segment: int = field(5, SEGMENT, default=0)
+    broken: bool = field(7, flag, default=False)  # the session was broken off in it: what was on its way may be lost
 
 
 @message(20)
@@ -130,6 +131,13 @@ class LedgerFetch:
     digests: tuple[bytes, ...] = field(2, listing(DIGEST, MAX_BATCH))
 
 
+@message(26)
+class Taken:
+    """The answer to a Batch: how many of its statements were new."""
+
+    new: int = field(2, uint(MAX_BATCH))
+
+
 Account: TypeAlias = Receipt | Acceptance | Finding
 ACCOUNTS = (Receipt, Acceptance, Finding)
-LEDGER_REQUESTS = (LedgerQuery, LedgerFetch)
+LEDGER_REQUESTS = (Batch, LedgerQuery, LedgerFetch)

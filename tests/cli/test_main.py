@@ -12,6 +12,7 @@ from .conftest import Meshnode
 NESTED = [
     *(f"lab {name}" for name in ("up", "run", "status", "down")),
     *(f"key {name}" for name in ("show", "export", "import")),
+    *(f"receipts {name}" for name in ("show", "export", "verify")),
     *(f"service {name}" for name in ("install", "uninstall")),
 ]
 

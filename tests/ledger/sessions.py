@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshnode.ids import Layers, SessionId
 from meshnode.keys import NodeKey
 from meshnode.ledger.account import Account, Cutter, Written, tag_of
-from meshnode.ledger.receipts import Seen, acceptances, check_receipts
+from meshnode.ledger.receipts import Seen, Settled, acceptances, settle
 from meshnode.ledger.rules import Filed
 from meshnode.wire import statements
 from meshnode.wire.accounts import Acceptance, Receipt
@@ -38,6 +38,7 @@ class Session:
     leases: list[Lease]
     accounts: list[Account]
     seen: Seen
+    now: int
 
     @property
     def written(self) -> list[list[Written]]:
@@ -51,11 +52,17 @@ class Session:
         hops = zip(self.keys, receipts or self.receipts, strict=True)
         return [statements.sign(key, MESH, receipt) for key, hop in hops for receipt in hop]
 
-    def check(self, receipts: Sequence[Sequence[Receipt]] | None = None) -> list[list[Filed]]:
-        return check_receipts(self.signed(receipts), self.leases, self.grant, self.seen, MESH)
+    def settle(self, receipts: Sequence[Sequence[Receipt]] | None = None) -> Settled:
+        return settle(self.signed(receipts), self.leases, self.grant, self.seen, MESH)
 
-    def accepted(self) -> list[Acceptance]:
-        return acceptances(self.check(), self.grant, self.seen, NOW)
+    def check(self, receipts: Sequence[Sequence[Receipt]] | None = None) -> list[list[Filed]]:
+        settled = self.settle(receipts)
+        for fault in settled.faults:
+            raise fault
+        return settled.rows
+
+    def accepted(self, receipts: Sequence[Sequence[Receipt]] | None = None) -> list[Acceptance]:
+        return acceptances(self.settle(receipts).rows, self.grant, self.seen, self.now)
 
     def statements(self) -> list[Signed]:
         return self.signed() + [statements.sign(self.entry, MESH, acceptance) for acceptance in self.accepted()]
@@ -124,4 +131,4 @@ def play(
     for account in accounts:
         account.end(now)
     assert all(account.written[-1].receipt.tag == tag_of(named) for account in accounts)
-    return Session(entry, list(keys), grant, leases, accounts, seen)
+    return Session(entry, list(keys), grant, leases, accounts, seen, now)

@@ -142,7 +142,7 @@ def test_a_missing_receipt_or_segment_is_refused(hop: int) -> None:
     for segment in range(2):
         receipts = session.receipts
         del receipts[hop][segment]
-        with pytest.raises(MeshError, match="accounts for segments"):
+        with pytest.raises(MeshError, match=r"missing|no receipt"):
             session.check(receipts)
 
 

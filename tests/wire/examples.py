@@ -125,13 +125,14 @@ EXAMPLES: list[Any] = [
         final=True,
         previous=D,
     ),
-    accounts.Acceptance(TAG, 1, KEY.peer, (D,), 5, (SIDE,), 1_800_000_000, segment=1),
+    accounts.Acceptance(TAG, 1, KEY.peer, (D,), 5, (SIDE,), 1_800_000_000, segment=1, broken=True),
     accounts.Finding(D, KEY.peer, KEY.peer, "differs", 7, D, D, 1_800_000_000),
     accounts.Batch((SIGNED,)),
     accounts.LedgerQuery(bucket=7),
     accounts.LedgerSummary(bytes(accounts.BUCKETS * accounts.MARK_BYTES)),
     accounts.LedgerDigests(D + D),
     accounts.LedgerFetch((D,)),
+    accounts.Taken(3),
 ]
 
 
