@@ -16,12 +16,13 @@ import secrets
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import platformdirs
 
 from .errors import MeshError
+from .mesh import KnownMesh, from_json, to_json
 
 HOP_TIMEOUT_S = 10.0  # far above any step that was seen, far below a person's patience
 LEASE_TTL_S = 30.0  # three renewals may be lost on the way
@@ -45,53 +46,11 @@ LIMITS: dict[str, tuple[float, float]] = {  # the least and the most that each m
     "context": (1, 1 << 24),
 }
 
-SECRET_BYTES = 32
-PUBLIC_MESH_ID = "public"
 NUMERICS = ("invariant", "fast")
 
 # A lock of the open file, which ends with its holder and which can be asked about without being taken (flock cannot).
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length (0: all), pid
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """Which mesh, and what proves membership of it. A mesh without a secret is public."""
-
-    mesh_id: str
-    secret: bytes | None
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.mesh_id.encode()) <= 64 or not self.mesh_id.isprintable():
-            raise MeshError("bad_config", "a mesh id has 1 to 64 printable bytes")
-        if self.secret is not None and len(self.secret) != SECRET_BYTES:
-            raise MeshError("bad_config", f"a mesh secret has {SECRET_BYTES} bytes")
-
-    @classmethod
-    def private(cls) -> Mesh:
-        """A new one that nobody else is in."""
-        return cls(f"mesh-{secrets.token_hex(8)}", secrets.token_bytes(SECRET_BYTES))
-
-    @classmethod
-    def public(cls) -> Mesh:
-        return cls(PUBLIC_MESH_ID, None)
-
-    def __repr__(self) -> str:  # a secret never reaches a log
-        return f"Mesh({self.mesh_id}, {'private' if self.secret else 'public'})"
-
-
-@dataclass(frozen=True)
-class KnownMesh:
-    """What mesh.json holds: the mesh, the addresses it was joined by, and those of members seen since."""
-
-    mesh: Mesh
-    bootstrap: tuple[str, ...] = ()
-    peers: tuple[str, ...] = ()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where to look for the mesh: each address once, those it was joined by first."""
-        return tuple(dict.fromkeys(self.bootstrap + self.peers))
 
 
 @dataclass(frozen=True)
@@ -168,6 +127,10 @@ class Home:
     @property
     def quarantine_path(self) -> Path:
         return self.path / "quarantine.json"
+
+    @property
+    def denied_path(self) -> Path:
+        return self.path / "denied.json"
 
     @property
     def log_path(self) -> Path:
@@ -279,23 +242,15 @@ class Home:
         except (OSError, UnicodeDecodeError) as error:
             raise MeshError("bad_home", f"{self.mesh_path} cannot be read: {_reason(error)}") from error
         try:
-            value = json.loads(text)
-            secret = value["secret"]
-            mesh = Mesh(str(value["mesh_id"]), None if secret is None else bytes.fromhex(secret))
-            return KnownMesh(mesh, _addresses(value["bootstrap"]), _addresses(value["peers"]))
-        except (ValueError, TypeError, KeyError, RecursionError, MeshError) as error:
+            return from_json(json.loads(text), MAX_REMEMBERED)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MeshError) as error:
             raise MeshError(
                 "bad_home", f"{self.mesh_path} is damaged: {_reason(error)}", hint="remove it and join again"
             ) from error
 
     def remember(self, known: KnownMesh) -> None:
         """Writes mesh.json, mode 600, whole or not at all."""
-        value = {
-            "mesh_id": known.mesh.mesh_id,
-            "secret": known.mesh.secret.hex() if known.mesh.secret else None,
-            "bootstrap": list(known.bootstrap[:MAX_REMEMBERED]),
-            "peers": list(known.peers[:MAX_REMEMBERED]),
-        }
+        value = to_json(replace(known, bootstrap=known.bootstrap[:MAX_REMEMBERED], peers=known.peers[:MAX_REMEMBERED]))
         self.create()
         write_private(self.mesh_path, json.dumps(value, indent=1) + "\n")
 
@@ -333,12 +288,6 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _addresses(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
-        raise ValueError("no list of addresses")
-    return tuple(value[:MAX_REMEMBERED])
 
 
 def _reason(error: Exception) -> str:

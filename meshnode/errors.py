@@ -56,6 +56,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_invite": (8, "the invite cannot be read", "ask a member for a new one"),
     "invite_expired": (8, "the invite has expired", "ask a member for a new one"),
     "not_member": (8, "the peer is no member of this mesh", "join with an invite of this mesh"),
+    "denied": (8, "this node denies the peer", "take it off the list: `meshnode peers allow PEER`"),
     "version_mismatch": (8, "the peer speaks no version that we speak", "upgrade the older of the two"),
     "unreachable": (9, "the peer cannot be reached", "check that it runs and that its address is reachable"),
     "no_route": (9, "no route covers every layer of the model", "see `meshnode route MODEL`"),

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshnode.config import CONTEXT, Home, KnownMesh, Mesh, NodeConfig, cache_dir, write_private
+from meshnode.config import CONTEXT, Home, NodeConfig, cache_dir, write_private
 from meshnode.errors import MeshError
+from meshnode.mesh import KnownMesh, Mesh
 
 
 def code(error: pytest.ExceptionInfo[MeshError]) -> str:

@@ -54,6 +54,16 @@ class Control:
     def invite(self, expires_s: float) -> str:
         return self._ask("POST", "/invite", json={"expires_s": expires_s})["invite"]  # type: ignore[no-any-return]
 
+    def rotate(self, overlap_s: float) -> dict[str, Any]:
+        return self._ask("POST", "/rotate", json={"overlap_s": overlap_s})
+
+    def denied(self) -> list[str]:
+        return self._ask("GET", "/denied")["denied"]  # type: ignore[no-any-return]
+
+    def deny(self, peer: str, *, deny: bool = True) -> list[str]:
+        """Who is denied then."""
+        return self._ask("POST", "/denied", json={"peer": peer, "deny": deny})["denied"]  # type: ignore[no-any-return]
+
     def connect(self, addresses: list[str]) -> None:
         self._ask("POST", "/connect", json={"addresses": addresses})
 

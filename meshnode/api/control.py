@@ -1,7 +1,8 @@
 """The control API: what the commands of this machine's owner ask of a running node, over a Unix socket in its home.
 
 GET  /status /peers /models /route?model=M      one JSON object each
-POST /invite {"expires_s"} /connect {"addresses"} /stop
+POST /invite {"expires_s"} /rotate {"overlap_s"} /connect {"addresses"} /stop
+GET  /denied; POST /denied {"peer", "deny": true | false}
 POST /run    a RunRequest; answered by lines of JSON, one event each, as they happen:
     {"event": "route", "route": [...]}
     {"event": "token", "id": 5, "text": "..."}          text may be empty: half a character waits for its other half
@@ -37,6 +38,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..config import INVITE_S, Home
 from ..errors import MeshError, root_cause
+from ..mesh import OVERLAP_S
 from . import hangup
 from .requests import RunRequest
 
@@ -70,6 +72,16 @@ class Backend(Protocol):
 
     async def invite(self, expires_s: float) -> str:
         """One line that lets a machine in."""
+
+    def rotate(self, overlap_s: float) -> dict[str, Any]:
+        """{mesh_id, generation}: the mesh has a new secret; the one before it counts for so long."""
+
+    def denied(self) -> list[str]:
+        """Peers that this node has nothing to do with."""
+
+    def deny(self, peer: str) -> None: ...
+
+    def allow(self, peer: str) -> None: ...
 
     async def connect(self, addresses: list[str]) -> None:
         """Dials the first of the multiaddrs that answers."""
@@ -127,6 +139,25 @@ def control_app(backend: Backend) -> Starlette:
             raise MeshError("usage", "an invite lasts from a second to ten years")
         return JSONResponse({"invite": await backend.invite(float(expires_s))})
 
+    async def rotate(request: Request) -> Response:
+        overlap_s = (await _body(request)).get("overlap_s", OVERLAP_S)
+        if type(overlap_s) not in (int, float) or not 0 <= overlap_s <= 366 * 86400:
+            raise MeshError("usage", "two secrets overlap for at most a year")
+        return JSONResponse(backend.rotate(float(overlap_s)))
+
+    async def denied(request: Request) -> Response:
+        return JSONResponse({"denied": backend.denied()})
+
+    async def deny(request: Request) -> Response:
+        match await _body(request):
+            case {"peer": str(peer), "deny": True}:
+                backend.deny(peer)
+            case {"peer": str(peer), "deny": False}:
+                backend.allow(peer)
+            case _:
+                raise MeshError("usage", 'say {"peer": ..., "deny": true or false}')
+        return JSONResponse({"denied": backend.denied()})
+
     async def connect(request: Request) -> Response:
         addresses = (await _body(request)).get("addresses")
         if not isinstance(addresses, list) or not addresses or any(type(a) is not str for a in addresses):
@@ -156,6 +187,9 @@ def control_app(backend: Backend) -> Starlette:
             get("/models", models),
             get("/route", route),
             post("/invite", invite),
+            post("/rotate", rotate),
+            get("/denied", denied),
+            post("/denied", deny),
             post("/connect", connect),
             post("/stop", stop),
             post("/run", run),

@@ -23,7 +23,7 @@ COMMANDS = {
     "identify": "Tell what a GGUF file is, and the identity of its bytes.",
     "invite": "Write an invite that lets another machine into this mesh.",
     "status": "Show the node of this home: holdings, sessions, addresses.",
-    "peers": "List the peers that the node is connected to.",
+    "peers": "List the peers that the node is connected to, or deny some.",
     "models": "List the models known in the mesh, and which layers are missing.",
     "route": "Show the route that a model would take, and why others cannot.",
     "receipts": "List, show, export and verify who computed what.",
@@ -35,7 +35,7 @@ COMMANDS = {
 }
 
 
-GROUPS = ("lab", "key", "service", "receipts")
+GROUPS = ("lab", "key", "service", "receipts", "peers")
 
 
 class _Commands(click.Group):

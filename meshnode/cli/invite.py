@@ -10,6 +10,7 @@ import click
 from ..api.connect import Control
 from ..config import write_private
 from ..errors import MeshError
+from ..mesh import OVERLAP_S
 from ..wire.invite import FAMILY, parse
 from . import show
 from .options import common, duration, home_of, path_of
@@ -18,15 +19,25 @@ from .options import common, duration, home_of, path_of
 @click.command("invite")
 @click.option("--out", metavar="FILE", help="Write it to FILE, readable by you alone, instead of the terminal.")
 @click.option("--expires", metavar="TIME", default="7d", show_default=True, help="How long it lets machines in.")
+@click.option("--rotate", is_flag=True, help="Give the mesh a new secret first; members get it from each other.")
+@click.option(
+    "--overlap", metavar="TIME", help="With --rotate: how long the secret before it, and its invites, count; 24h."
+)
 @common
-def command(out: str | None, expires: str, home: str | None, as_json: bool) -> None:
+def command(out: str | None, expires: str, rotate: bool, overlap: str | None, home: str | None, as_json: bool) -> None:
     """Write an invite that lets another machine into this mesh.
 
-    Whoever has the invite is in: pass it on as you would a password.
+    Whoever has the invite is in: pass it on as you would a password. With --rotate no invite of before lets anybody in
+    once the overlap is over, nor does the mesh know peers that `meshnode peers deny` has named.
     """
     lasts = duration(expires)
+    if overlap is not None and not rotate:
+        raise MeshError("usage", "--overlap needs --rotate", hint="an invite's own time is --expires")
+    overlaps = OVERLAP_S if overlap is None else 0.0 if overlap.strip() in ("0", "0s") else duration(overlap)
     path = None if out is None else _writable(out)
     with Control(home_of(home)) as node:
+        if rotate:
+            node.rotate(overlaps)
         line = node.invite(lasts)
     if path is not None:
         try:
@@ -40,9 +51,12 @@ def command(out: str | None, expires: str, home: str | None, as_json: bool) -> N
     elif out is None:
         click.echo(line)
     else:
-        show.note(f"{out} lets a machine in: meshnode serve MODEL.gguf --join {out}")
+        show.note(f"{out} lets a machine in for {expires}: meshnode serve MODEL.gguf --join {out}")
     if out is None and sys.stdout.isatty() and not as_json:
-        show.note("Whoever has this line is in. Save it to a file there, and: meshnode serve MODEL.gguf --join FILE")
+        show.note(
+            f"Whoever has this line within {expires} is in. Save it to a file there, and: "
+            "meshnode serve MODEL.gguf --join FILE"
+        )
 
 
 def _writable(out: str) -> Path:

@@ -9,21 +9,28 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..config import Home, Mesh
+from ..config import Home
 from ..errors import MeshError
+from ..mesh import OVERLAP_S, Generation, KnownMesh, Mesh
 from ..wire.invite import FAMILY, MAX_LINE, Invite, parse
 from . import show
 from .options import checked_multiaddr, path_of
 
+MAX_GIVEN = 16  # addresses kept of those that were given: two invites' worth
 _PROTOCOLS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 
 
 @dataclass(frozen=True)
 class Joining:
-    """The mesh to be in and the addresses to look for it at."""
+    """The mesh to be in and where to look for it: addresses that were given, and those of members seen since."""
 
     mesh: Mesh
-    bootstrap: tuple[str, ...]
+    bootstrap: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return KnownMesh(self.mesh, self.bootstrap, self.peers).addresses
 
 
 def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.environ) -> Joining:
@@ -36,7 +43,7 @@ def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.envi
         raise MeshError("usage", f"{named} is empty", hint=f"name an invite, or leave {named} out")
     known = home.known_mesh()
     if wanted is None:
-        return Joining(known.mesh, known.addresses) if known else Joining(Mesh.private(), ())
+        return Joining(known.mesh, known.bootstrap, known.peers) if known else Joining(Mesh.private())
     if wanted.startswith(_PROTOCOLS):
         address = checked_multiaddr(wanted)
         if "/p2p/" not in address:
@@ -45,9 +52,10 @@ def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.envi
                 f"{wanted[:200]!r} does not say which peer it is",
                 hint="an address to join ends with /p2p/PEER",
             )
-        mesh, more = (known.mesh, known.addresses) if known else (Mesh.public(), ())
-        return Joining(mesh, tuple(dict.fromkeys((address, *more))))
-    invite = read_invite(wanted).current(time.time())
+        known = known or KnownMesh(Mesh.public())
+        return Joining(known.mesh, _given((address,), known), known.peers)
+    now = time.time()
+    invite = read_invite(wanted).current(now)
     if known is None:
         return Joining(invite.mesh, invite.addresses)
     if known.mesh.mesh_id != invite.mesh_id:
@@ -56,7 +64,21 @@ def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.envi
             f"this home is in {known.mesh.mesh_id}; the invite is to {invite.mesh_id}",
             hint="join with another --home, or leave the old mesh by removing mesh.json from this one",
         )
-    return Joining(invite.mesh, tuple(dict.fromkeys(invite.addresses + known.addresses)))
+    return Joining(_newer(known.mesh, invite, now), _given(invite.addresses, known), known.peers)
+
+
+def _given(addresses: tuple[str, ...], known: KnownMesh) -> tuple[str, ...]:
+    """The newest first: the mesh may have moved."""
+    return tuple(dict.fromkeys(addresses + known.bootstrap))[:MAX_GIVEN]
+
+
+def _newer(known: Mesh, invite: Invite, now: float) -> Mesh:
+    """The mesh with the newer of the secrets that the home and the invite have."""
+    if invite.secret is None or known.secret is None:
+        if invite.secret == known.secret:
+            return known
+        raise MeshError("bad_config", f"the home and the invite know different meshes named {invite.mesh_id}")
+    return known.taking(Generation(invite.generation, invite.secret), now, OVERLAP_S)
 
 
 def read_invite(wanted: str) -> Invite:

@@ -141,7 +141,7 @@ def command(model: str, prompt: str | None, join: str | None, home: str | None, 
     where = home_of(home)
     request = request_of(NOT_YET if is_path(model) else model, prompt_of(prompt), **ask)
     joined = joining(join, where) if join is not None or where.holder() is None else None
-    if joined is not None and join is None and not joined.bootstrap:
+    if joined is not None and join is None and not joined.addresses:
         raise MeshError("no_node", f"no node runs on {where.path}")
     request = RunRequest.from_json(request.to_json() | {"model": identity_of(model, where)})
     answer = Answer(as_json=as_json)
@@ -169,7 +169,7 @@ async def _ephemeral(joined: Joining, request: RunRequest, answer: Answer) -> No
     from ..node import open_node
 
     async with open_node(
-        None, NodeConfig(listen=LISTEN), mesh=joined.mesh, bootstrap=joined.bootstrap, models=(), ephemeral=True
+        None, NodeConfig(listen=LISTEN), mesh=joined.mesh, bootstrap=joined.addresses, models=(), ephemeral=True
     ) as node:
         ends = trio.current_time() + FIND_S
         try:
@@ -185,7 +185,7 @@ async def _ephemeral(joined: Joining, request: RunRequest, answer: Answer) -> No
 
 
 def _nobody(joined: Joining) -> MeshError:
-    where = ", ".join(joined.bootstrap)
+    where = ", ".join(joined.addresses)
     hint = "does a member run there, and can it be reached from here? A private mesh is joined by an invite"
     return MeshError("unreachable", f"no member of {joined.mesh.mesh_id} lets us in at {where}", hint=hint)
 

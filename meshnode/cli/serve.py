@@ -17,9 +17,10 @@ import click
 
 from ..artifact.catalogue import Catalogue
 from ..artifact.policy import Policy
-from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, KnownMesh, NodeConfig
+from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, NodeConfig
 from ..errors import MeshError
 from ..ids import Layers
+from ..mesh import KnownMesh
 from . import progress, show
 from .identify import known_files
 from .joining import Joining, joining
@@ -161,16 +162,15 @@ async def _serve(
     served: list[ServeModel] = [ServeModel(*model) for model in models]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_node(
-            home, config, mesh=joined.mesh, bootstrap=joined.bootstrap, models=served, worker=worker
+            home, config, mesh=joined.mesh, bootstrap=joined.addresses, models=served, worker=worker
         ) as node:
-            known = home.known_mesh()
-            home.remember(KnownMesh(joined.mesh, joined.bootstrap, known.peers if known else ()))
+            home.remember(KnownMesh(node.network.admission.mesh, joined.bootstrap, joined.peers))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_stop_on_signal, signals, node)
                 if lifeline:
                     nursery.start_soon(_stop_on_eof, node)
                 await _until_ready(node, as_json)
-                if joined.bootstrap and node.status()["alone"] and not as_json:
+                if joined.addresses and node.status()["alone"] and not as_json:
                     show.note("no member of the mesh can be reached yet; it is tried again")
                 await node.stopped.wait()
                 nursery.cancel_scope.cancel()

@@ -125,12 +125,13 @@ class Client:
                 sampling=ask.sampling,
                 prompt=prompt,
                 max_tokens=max_tokens,
+                excluded=self._directory.denied,
                 entry_addresses=self.addresses,
             )
             leases: list[Lease] = []
             try:
                 ready = await self._links.request(node, route_open, RouteReady, timeout=patience)
-                leases = check_route(ready.leases, grant, self._directory.mesh_id, node)
+                leases = check_route(ready.leases, grant, self._directory.mesh_id, node, self._directory.denied)
                 journey = Journey(
                     self._links,
                     self._key,

@@ -18,7 +18,7 @@ from ..errors import MeshError
 from ..ids import ArtifactId, Layers, PeerId
 from ..route.choose import Heard
 from ..wire import statements
-from ..wire.messages import Offer, OfferQuery, Offers
+from ..wire.messages import MAX_EXCLUDED, Offer, OfferQuery, Offers
 from .links import Links
 from .network import Network
 
@@ -59,6 +59,11 @@ class Directory:
         self._links = links
         self.mesh_id = mesh_id
         self._blamed: dict[PeerId, float] = {}
+
+    @property
+    def denied(self) -> tuple[PeerId, ...]:
+        """Peers that no route of this node may use, as many as a message can name."""
+        return tuple(map(PeerId, sorted(self._network.admission.denied)))[:MAX_EXCLUDED]
 
     async def holders(self, artifact: ArtifactId, layer: int, n_layer: int) -> list[Heard]:
         """Offers of an artifact by nodes announced for a layer, or connected; they may hold other layers of it."""

@@ -70,6 +70,7 @@ class Members:
         """
         if peer == self._party.peer:
             raise MeshError("unreachable", "a node does not connect to itself")
+        self._party.admission.check(peer)
         wanted = peer_id(peer)
         while peer not in self.connections:
             if addresses:
@@ -186,6 +187,8 @@ class Members:
         if conn.is_closed or self.closing:
             return
         conn.member = conn.muxed_conn.trusted = True
+        conn.version, conn.capabilities = agreement.version, agreement.capabilities
+        conn.generations = agreement.generations
         conn.settled.set()
         conns = self.connections.setdefault(conn.peer, [])
         conns.append(conn)
@@ -203,6 +206,11 @@ class Members:
             log.info("%s", error)
         except Exception:
             log.exception("getting to know %s failed", conn.peer)
+
+    def let_go(self, peer: str) -> None:
+        """Closes every connection to a peer."""
+        for conn in self.connections.get(peer, ()):
+            self.nursery.start_soon(conn.close)
 
     def _ended(self, conn: MeshConn) -> None:
         conns = self.connections.get(conn.peer, [])

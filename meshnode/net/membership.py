@@ -11,42 +11,27 @@ import hmac
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..errors import CODES, MeshError
+from ..mesh import MAX_GENERATIONS, NAME_BYTES
 from ..wire import cbor
 from ..wire.framing import MAX_HEADER, MAX_PAYLOAD
 from ..wire.messages import WIRE_VERSION
 from ..wire.schema import Kind, encode_nested, field, integer, integers, listing, nested, octets, prose, text, uint
+from .admission import Admission, common
 from .stream import PeerStream
 
-VERSIONS = (WIRE_VERSION,)  # spoken here; once there is a second one, also the one before the newest
+VERSIONS = tuple(v for v in (WIRE_VERSION, WIRE_VERSION - 1) if v >= 1)  # the newest, and the one before it
 LABEL = "meshnode/1/hello"  # keeps these proofs apart from everything else the secret may come to be used for
 MAX_MESSAGE = 1 << 10  # bytes of any message of hello
 MAX_ITEMS = 64  # CBOR items in it
 NONCE_BYTES = 32
-SECRET_BYTES = 32
-CAPABILITIES: tuple[str, ...] = ()  # optional abilities that both sides have to know of; none yet
+ROTATES = "rotates"  # takes newer generations of the secret from members
+CAPABILITIES: tuple[str, ...] = (ROTATES,)  # optional abilities that both sides have to know of
 
 M = TypeVar("M")
-
-
-@dataclass(frozen=True)
-class Membership:
-    """What makes a peer a member: the mesh's name, and its secret of 256 bits (None: a public mesh)."""
-
-    mesh_id: str
-    secret: bytes | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.mesh_id.encode()) <= 64:
-            raise MeshError("bad_invite", "a mesh id has 1 to 64 bytes")
-        if self.secret is not None and len(self.secret) != SECRET_BYTES:
-            raise MeshError("bad_invite", f"a mesh secret has {SECRET_BYTES} bytes")
-
-    def __repr__(self) -> str:  # a secret never reaches a log
-        return f"Membership({self.mesh_id!r}, {'public' if self.secret is None else 'secret'})"
 
 
 def _kind(number: int) -> Kind:
@@ -69,6 +54,7 @@ class Hello:
     nonce: bytes = field(6, octets(NONCE_BYTES))
     capabilities: tuple[str, ...] = field(7, listing(text(32, 1), 16), default=())
     limits: Limits = field(9, nested(Limits), default=Limits(MAX_HEADER, MAX_PAYLOAD))
+    generations: tuple[bytes, ...] = field(11, listing(octets(NAME_BYTES), MAX_GENERATIONS), default=())
 
 
 @dataclass(frozen=True)
@@ -91,24 +77,28 @@ class Agreement:
     version: int
     capabilities: frozenset[str]
     limits: Limits
+    generations: tuple[bytes, ...] = ()  # of the secret, that the peer has: names, newest first
 
 
-def proof(membership: Membership, role: str, initiator: str, responder: str, nonces: tuple[bytes, bytes]) -> bytes:
+def proof(
+    mesh_id: str, secret: bytes | None, role: str, initiator: str, responder: str, nonces: tuple[bytes, bytes]
+) -> bytes:
     """What the peer in `role` shows: 32 bytes, or none in a public mesh. `nonces`: the initiator's first."""
-    if membership.secret is None:
+    if secret is None:
         return b""
-    covered = cbor.dumps([LABEL, membership.mesh_id, role, initiator, responder, *nonces])
-    return hmac.digest(membership.secret, covered, "sha256")
+    covered = cbor.dumps([LABEL, mesh_id, role, initiator, responder, *nonces])
+    return hmac.digest(secret, covered, "sha256")
 
 
 def agree(own: Hello, theirs: Hello) -> Agreement:
     """MeshError not_member or version_mismatch when the two do not fit."""
     if own.mesh_id != theirs.mesh_id:
         raise MeshError("not_member", "the peer belongs to another mesh")
-    common = set(own.versions) & set(theirs.versions)
-    if not common:
+    versions = set(own.versions) & set(theirs.versions)
+    if not versions:
         raise MeshError("version_mismatch", f"the peer speaks versions {theirs.versions}, we {own.versions}")
-    return Agreement(max(common), frozenset(own.capabilities) & frozenset(theirs.capabilities), theirs.limits)
+    both = frozenset(own.capabilities) & frozenset(theirs.capabilities)
+    return Agreement(max(versions), both, theirs.limits, theirs.generations)
 
 
 def decode(raw: bytes, expected: type[M]) -> M:
@@ -138,13 +128,24 @@ class Refused(MeshError):
 class Party:
     """This node's side of hello."""
 
-    def __init__(self, membership: Membership, peer: str, versions: Sequence[int] = VERSIONS) -> None:
-        self.membership = membership
+    def __init__(self, admission: Admission, peer: str, versions: Sequence[int] = VERSIONS) -> None:
+        self.admission = admission
         self.peer = peer
         self.versions = tuple(versions)
 
     def _hello(self) -> Hello:
-        return Hello(1, self.versions, self.membership.mesh_id, secrets.token_bytes(NONCE_BYTES), CAPABILITIES)
+        mesh = self.admission.mesh
+        names = tuple(generation.name for generation in mesh.generations)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return Hello(1, self.versions, mesh.mesh_id, nonce, CAPABILITIES, generations=names)
+
+    def _agree(self, ours: Hello, theirs: Hello) -> tuple[Agreement, bytes | None]:
+        """Also the secret that both have to know. MeshError not_member or version_mismatch."""
+        agreement = agree(ours, theirs)
+        generation = common(self.admission.mesh.generations, theirs.generations)
+        if generation is None:
+            return agreement, None
+        return replace(agreement, generations=theirs.generations or (generation.name,)), generation.secret
 
     async def introduce(self, stream: PeerStream) -> Agreement:
         """As the dialler. MeshError when the peer is no member, or we are none to it."""
@@ -152,27 +153,30 @@ class Party:
             ours = self._hello()
             await _send(stream, ours)
             theirs = await _receive(stream, Hello)
-            agreement = agree(ours, theirs)
+            agreement, secret = self._agree(ours, theirs)
             ends, nonces = (self.peer, stream.peer), (ours.nonce, theirs.nonce)
-            await _send(stream, Proof(2, proof(self.membership, "initiator", *ends, nonces)))
-            self._check(await _receive(stream, Proof), "responder", ends, nonces)
+            await _send(stream, Proof(2, proof(ours.mesh_id, secret, "initiator", *ends, nonces)))
+            _check(await _receive(stream, Proof), proof(ours.mesh_id, secret, "responder", *ends, nonces))
             return agreement
 
     async def welcome(self, stream: PeerStream, admit: Callable[[Agreement], None]) -> None:
         """As the listener. Admits before it answers: the peer may use what it is given at once."""
         async with _telling(stream):
             theirs = await _receive(stream, Hello)
+            if stream.peer in self.admission.denied:
+                raise MeshError("not_member", "this node's operator denies the peer")
             ours = self._hello()
-            agreement = agree(ours, theirs)  # before our hello: a stranger does not learn our mesh's name
+            agreement, secret = self._agree(ours, theirs)  # before our hello: a stranger does not learn our mesh's name
             await _send(stream, ours)
             ends, nonces = (stream.peer, self.peer), (theirs.nonce, ours.nonce)
-            self._check(await _receive(stream, Proof), "initiator", ends, nonces)
+            _check(await _receive(stream, Proof), proof(ours.mesh_id, secret, "initiator", *ends, nonces))
             admit(agreement)
-            await _send(stream, Proof(2, proof(self.membership, "responder", *ends, nonces)))
+            await _send(stream, Proof(2, proof(ours.mesh_id, secret, "responder", *ends, nonces)))
 
-    def _check(self, shown: Proof, role: str, ends: tuple[str, str], nonces: tuple[bytes, bytes]) -> None:
-        if not hmac.compare_digest(shown.proof, proof(self.membership, role, *ends, nonces)):
-            raise MeshError("not_member", "the peer does not know this mesh's secret")
+
+def _check(shown: Proof, due: bytes) -> None:
+    if not hmac.compare_digest(shown.proof, due):
+        raise MeshError("not_member", "the peer does not know this mesh's secret")
 
 
 @asynccontextmanager

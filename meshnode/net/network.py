@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,13 +14,16 @@ from multiaddr import Multiaddr
 
 from ..errors import MeshError
 from ..keys import NodeKey
+from ..mesh import Mesh
 from ..wire import schema
 from ..wire.framing import MAX_HEADER, MAX_PAYLOAD, encode_frame
 from ..wire.messages import Refusal
 from . import identify
+from .admission import Admission
 from .dht import MeshDht
 from .members import CONNECT_LIMIT, Members, parse_address, peer_id, peer_of_address
-from .membership import VERSIONS, Membership, Party
+from .membership import VERSIONS, Party
+from .rotation import Rotation
 from .stream import PeerStream
 from .swarm import MeshSwarm
 
@@ -65,17 +68,19 @@ class Network:
     def __init__(
         self,
         key: NodeKey,
-        membership: Membership,
+        admission: Admission,
         nursery: trio.Nursery,
         *,
         bootstrap: Sequence[str] = (),
         versions: Sequence[int] = VERSIONS,
     ) -> None:
         self.peer: str = key.peer
+        self.admission = admission
         self._nursery = nursery
         self._joins = [join for join in map(_Join, bootstrap) if join.peer != self.peer]
-        self._members = Members(key, Party(membership, key.peer, versions), nursery)
-        self._dht = MeshDht(self._members.host, self._members.connections, diverse=membership.secret is None)
+        self._members = Members(key, Party(admission, key.peer, versions), nursery)
+        self._rotation = Rotation(self, admission, self._members)
+        self._dht = MeshDht(self._members.host, self._members.connections, diverse=admission.mesh.secret is None)
         self._members.locate = self._dht.locate
         self._members.on_known = self._dht.joined
         self._members.on_lost.append(self._dht.lost)
@@ -183,6 +188,17 @@ class Network:
         """
         await self._members.connect(peer, addresses)
 
+    def deny(self, peer: str) -> None:
+        """Has nothing to do with a peer any more: its connections are closed, and it is told so when it says hello."""
+        peer_id(peer)  # MeshError bad_frame unless it is one
+        if peer == self.peer:
+            raise MeshError("usage", "a node does not deny itself")
+        self.admission.denied.add(peer)
+        self._members.let_go(peer)
+
+    def allow(self, peer: str) -> None:
+        self.admission.denied.discard(peer)
+
     # -- the DHT
 
     async def provide(self, key: bytes) -> None:
@@ -195,7 +211,8 @@ class Network:
 
     async def find(self, key: bytes, *, timeout: float = 5.0) -> list[str]:
         """Peers announced under a key, this node included when it is one. A hint: only a connection proves a peer."""
-        return await self._dht.find(key, timeout)
+        found = await self._dht.find(key, timeout)
+        return [peer for peer in found if peer not in self.admission.denied]
 
     # -- joining
 
@@ -231,6 +248,7 @@ class Network:
     async def _start(self, addresses: list[Multiaddr]) -> None:
         await _listen(self._members.swarm, addresses)
         self._nursery.start_soon(self._dht.run)
+        self._nursery.start_soon(self._rotation.run)
         for join in self._joins:
             self._nursery.start_soon(self._stay_joined, join)
 
@@ -243,10 +261,11 @@ class Network:
 @asynccontextmanager
 async def open_network(
     key: NodeKey,
-    membership: Membership,
+    mesh: Mesh,
     *,
     listen: Sequence[str],
     bootstrap: Sequence[str] = (),
+    denied: Collection[str] = (),
     versions: Sequence[int] = VERSIONS,
 ) -> AsyncIterator[Network]:
     """A running network: it listens, and joins the mesh through the bootstrap addresses (with /p2p/) in the background.
@@ -258,7 +277,7 @@ async def open_network(
     async with trio.open_nursery() as nursery:
         network = None
         try:
-            network = Network(key, membership, nursery, bootstrap=bootstrap, versions=versions)
+            network = Network(key, Admission(mesh, denied), nursery, bootstrap=bootstrap, versions=versions)
             await network._start(addresses)
             yield network
         except Exception as error:  # handed on below, outside of the nursery that would wrap it in a group

@@ -66,6 +66,9 @@ class MeshConn(SwarmConn):  # type: ignore[misc]
         self.inbound = direction == "inbound"
         self.since = trio.current_time()
         self.member = False
+        self.version = 0  # of the wire, that hello agreed on
+        self.capabilities: frozenset[str] = frozenset()  # that both sides have
+        self.generations: tuple[bytes, ...] = ()  # of the secret, that the peer has: names
         self.greeted = False  # hello has begun
         self.settled = trio.Event()  # membership is decided, or the connection has ended
         self.set_transport_info(muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type())

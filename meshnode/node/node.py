@@ -19,12 +19,13 @@ from ..artifact.cache import IdentityCache
 from ..artifact.catalogue import Catalogue
 from ..artifact.policy import Policies
 from ..client import Ask, Client
-from ..config import MAX_REMEMBERED, Home, KnownMesh, Mesh, NodeConfig
+from ..config import Home, NodeConfig
 from ..errors import MeshError, root_cause
 from ..ids import PeerId
 from ..keys import NodeKey, load_or_create
 from ..ledger.store import Ledger, open_ledger
-from ..net import Membership, Network, open_network, peer_of_address
+from ..mesh import Mesh
+from ..net import Network, open_network, peer_of_address
 from ..net.directory import Directory, keys_of
 from ..net.gossip import Gossip
 from ..net.links import Links
@@ -32,14 +33,15 @@ from ..stage import Stage
 from ..wire.invite import Invite
 from . import views
 from .load import Loading, ServeModel
+from .memory import Memory, read_denied, seen
 from .quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0  # how long a newcomer may have to wait for what the DHT did not tell it at first
 ANNOUNCE_SOON_S = 2.0  # after a start: the first announcement may have met an empty routing table
-REMEMBER_S, REMEMBER_SOON_S = 30.0, 1.0  # between two looks at who is there, and while nobody was
 INVITE_ADDRESSES = 8
+INVITE_OWN = 4  # of them: the inviter may be the one that is off when the invite is used
 LAST_WORDS_S = 2.0  # for writing down what waits for the ledger
 
 
@@ -51,14 +53,15 @@ class Node:
     ) -> None:
         self.home = home
         self.config = config
-        self.mesh = mesh
+        self.mesh = mesh  # as it was joined; network.admission has its secret as it is now
         self.network = network
         self.stopped = trio.Event()
         self.loadings: list[Loading] = []
         self._key = key
         self._ledger = ledger
 
-    def _build(self, nursery: trio.Nursery) -> None:
+    def _build(self, nursery: trio.Nursery, kept: Home | None) -> None:
+        self.memory = Memory(kept, self.network)
         self.links = Links(self.network, nursery)
         self.directory = Directory(self.network, self.links, self.mesh.mesh_id)
         self.stage = Stage(self.links, self.directory, self._key, self.config)
@@ -98,13 +101,27 @@ class Node:
         return views.route(artifact, heard)
 
     async def invite(self, expires_s: float) -> str:
-        members = self._dialled()
-        addresses = tuple(dict.fromkeys([*self.network.addresses, *members]))[:INVITE_ADDRESSES]
-        return Invite(self.mesh.mesh_id, self.mesh.secret, addresses, int(time.time() + expires_s)).to_line()
+        own = self.network.addresses
+        addresses = tuple(dict.fromkeys([*own[:INVITE_OWN], *seen(self.network), *own]))[:INVITE_ADDRESSES]
+        mesh = self.network.admission.mesh
+        expires = int(time.time() + expires_s)
+        return Invite(mesh.mesh_id, mesh.secret, addresses, expires, mesh.number).to_line()
 
-    def _dialled(self) -> list[str]:
-        """Addresses, with the peer's id, at which members were reached: others can reach them there too."""
-        return [f"{info.address}/p2p/{info.peer}" for info in self.network.connected() if not info.inbound]
+    def rotate(self, overlap_s: float) -> dict[str, Any]:
+        """Replaces the mesh's secret; members that are denied here are not given the new one."""
+        mesh = self.network.admission.rotate(overlap_s, self.network.admission.denied)
+        return {"mesh_id": mesh.mesh_id, "generation": mesh.number}
+
+    def denied(self) -> list[str]:
+        return sorted(self.network.admission.denied)
+
+    def deny(self, peer: str) -> None:
+        self.network.deny(peer)
+        self.memory.keep_denied()
+
+    def allow(self, peer: str) -> None:
+        self.network.allow(peer)
+        self.memory.keep_denied()
 
     async def connect(self, addresses: list[str]) -> None:
         fault: MeshError | None = None
@@ -151,21 +168,6 @@ class Node:
                     log.warning("announcing layers %s: %s", holding.layers, error)
             with trio.move_on_after(soon.pop(0) if soon else ANNOUNCE_S):
                 await self._announce_now.wait()
-
-    async def _remember(self) -> None:
-        """Writes down by which addresses the mesh can be found again."""
-        while True:
-            await trio.sleep(REMEMBER_SOON_S if not self.network.connected() else REMEMBER_S)
-            self.remember_now()
-
-    def remember_now(self) -> None:
-        """Writes into mesh.json the members that were reached."""
-        if self.home is None:
-            return
-        known = self.home.known_mesh() or KnownMesh(self.mesh)
-        peers = tuple(dict.fromkeys([*self._dialled(), *known.peers]))[:MAX_REMEMBERED]
-        if peers != known.peers:
-            self.home.remember(KnownMesh(self.mesh, known.bootstrap, peers))
 
 
 def usable(addresses: Sequence[str]) -> list[str]:
@@ -225,19 +227,19 @@ async def open_node(
         ledger = open_ledger(kept.ledger_path if kept is not None else ":memory:")
         held.callback(ledger.close)
         key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
-        membership = Membership(mesh.mesh_id, mesh.secret)
         known = usable(bootstrap)
-        async with open_network(key, membership, listen=config.listen, bootstrap=known) as network:
+        denied = read_denied(kept.denied_path) if kept is not None else ()
+        async with open_network(key, mesh, listen=config.listen, bootstrap=known, denied=denied) as network:
             node = Node(home, config, mesh, key, network, ledger)
             async with one_fault_nursery() as nursery:
-                node._build(nursery)
+                node._build(nursery, kept)
                 node.loadings = loadings
                 node._announce_now = trio.Event()
                 node.stage.addresses = node.client.addresses = tuple(network.addresses[:8])
                 await nursery.start(node.stage.run)
                 node.links.start()
                 if kept is not None:
-                    nursery.start_soon(node._remember)
+                    nursery.start_soon(node.memory.run)
                     await nursery.start(serve_control, node, kept)
                 for loading in loadings:
                     nursery.start_soon(node._serve, loading, worker)

@@ -13,8 +13,8 @@ import binascii
 import hashlib
 from dataclasses import dataclass
 
-from ..config import SECRET_BYTES, Mesh
 from ..errors import MeshError
+from ..mesh import MAX_NUMBER, SECRET_BYTES, Mesh
 from . import cbor
 from .messages import ADDRESSES
 from .schema import Kind, encode_nested, field, nested, octets, text, uint
@@ -39,10 +39,11 @@ class Invite:
     secret: bytes | None = field(4, _SECRET_OR_NULL)
     addresses: tuple[str, ...] = field(6, ADDRESSES)
     expires: int = field(8, uint())
+    generation: int = field(9, uint(MAX_NUMBER), default=0)  # of the secret
 
     @property
     def mesh(self) -> Mesh:
-        return Mesh(self.mesh_id, self.secret)
+        return Mesh(self.mesh_id, self.secret, self.generation)
 
     def to_line(self) -> str:
         raw = encode_nested(self)

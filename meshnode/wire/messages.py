@@ -35,6 +35,7 @@ MAX_HOPS = 64  # longer routes spend their time on the way
 MAX_RECEIPTS = 640  # of an epoch, in one message: 1,200 bytes each leave room in a header
 MAX_ADDRESSES = 8
 MAX_PAIRS = 16
+MAX_EXCLUDED = 64  # nodes that a route may not use
 MAX_PUSHES = 64  # pushes a frame
 TOKEN_LIMIT = (1 << 31) - 1
 
@@ -220,7 +221,7 @@ class RouteOpen:
     sampling: Sampling = field(12, nested(Sampling))
     prompt: tuple[int, ...] = field(14, TOKENS)  # history for the tail's sampling
     max_tokens: int = field(16, POSITION)
-    excluded: tuple[PeerId, ...] = field(18, listing(PEER, 64), default=())
+    excluded: tuple[PeerId, ...] = field(18, listing(PEER, MAX_EXCLUDED), default=())
     entry_addresses: tuple[str, ...] = field(20, ADDRESSES, default=())
     generated: int = field(22, POSITION, default=0)  # how many of the last ids of the prompt were sampled before
 

@@ -36,6 +36,8 @@ class FakeNode:
     begun: int = 0
     requests: list[RunRequest] = field(default_factory=list)
     connected: list[str] = field(default_factory=list)
+    rotations: list[float] = field(default_factory=list)
+    denials: set[str] = field(default_factory=set)
     stopped: trio.Event = field(default_factory=trio.Event)
 
     def status(self) -> dict[str, Any]:
@@ -80,6 +82,19 @@ class FakeNode:
             return {"artifact": ARTIFACT, "complete": True, "hops": HOPS, "missing": [], "candidates": candidates}
         candidates[1] |= {"usable": False, "reason": "busy: no session is free"}
         return {"artifact": ARTIFACT, "complete": False, "hops": [], "missing": [[10, 20]], "candidates": candidates}
+
+    def rotate(self, overlap_s: float) -> dict[str, Any]:
+        self.rotations.append(overlap_s)
+        return {"mesh_id": "mesh-fake", "generation": len(self.rotations)}
+
+    def denied(self) -> list[str]:
+        return sorted(self.denials)
+
+    def deny(self, peer: str) -> None:
+        self.denials.add(peer)
+
+    def allow(self, peer: str) -> None:
+        self.denials.discard(peer)
 
     async def invite(self, expires_s: float) -> str:
         return f"meshnode-invite-1.fake{expires_s:g}"

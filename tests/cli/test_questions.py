@@ -237,3 +237,23 @@ class TestIdentify:
         artifact = json.loads(meshnode("identify", str(tiny_model), "--json").out)["artifact"]
         meshnode("run", str(tiny_model), "hi", "--max-tokens", "1")
         assert node.requests[0].model == artifact
+
+
+def test_rotating(meshnode: Meshnode, node: FakeNode) -> None:
+    assert meshnode("invite", "--rotate").out == "meshnode-invite-1.fake604800\n"
+    assert meshnode("invite", "--rotate", "--overlap", "0").status == 0
+    assert meshnode("invite", "--rotate", "--overlap", "10m").status == 0
+    assert node.rotations == [86400.0, 0.0, 600.0]
+    assert meshnode("invite", "--overlap", "10m").status == 2
+    assert meshnode("invite", "--rotate", "--overlap", "400d").status == 2
+    assert len(node.rotations) == 3
+
+
+def test_denying(meshnode: Meshnode, node: FakeNode) -> None:
+    assert "denied" in meshnode("peers", "deny", PEERS[0]).err
+    assert "denied " + PEERS[0] in meshnode("peers").err
+    assert json.loads(meshnode("peers", "--json").out)["denied"] == [PEERS[0]]
+    assert json.loads(meshnode("peers", "deny", PEERS[1], "--json").out) == {"denied": sorted(PEERS[:2])}
+    assert meshnode("peers", "allow", PEERS[0]).status == 0
+    assert node.denials == {PEERS[1]}
+    assert meshnode("peers", "deny").status == 2

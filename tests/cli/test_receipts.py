@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from meshnode.config import Home, KnownMesh, Mesh
+from meshnode.config import Home
 from meshnode.ledger import chain
 from meshnode.ledger.store import Entry, open_ledger
+from meshnode.mesh import KnownMesh, Mesh
 from tests.ledger.sessions import Session, digest, key_of, play
 
 from .conftest import Meshnode

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from meshnode.config import Home, KnownMesh, Mesh
+from meshnode.config import Home
 from meshnode.errors import CODES, MeshError
 from meshnode.keys import NodeKey
+from meshnode.mesh import KnownMesh, Mesh
 from tests.api.fake_node import FakeNode, result
 
 from .conftest import Meshnode

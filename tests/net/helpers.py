@@ -12,12 +12,13 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.peer.id import ID
 
 from meshnode.keys import NodeKey
-from meshnode.net import Membership, Network, open_network
+from meshnode.mesh import Mesh
+from meshnode.net import Network, open_network
 from meshnode.net.hardening import BufferedTCPStream
 from meshnode.net.swarm import MeshConn
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
-SECRET = Membership("test", bytes(range(32)))
+SECRET = Mesh("test", bytes(range(32)))
 HEADER = struct.Struct(">BBHII")
 DATA, WINDOW, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
@@ -25,7 +26,7 @@ PEER = ID.from_pubkey(create_new_key_pair(bytes(32)).public_key)
 
 
 @asynccontextmanager
-async def mesh(size: int, membership: Membership = SECRET) -> AsyncIterator[list[Network]]:
+async def mesh(size: int, membership: Mesh = SECRET) -> AsyncIterator[list[Network]]:
     """The first is everybody's bootstrap peer."""
     async with AsyncExitStack() as stack:
         nodes: list[Network] = []

@@ -13,9 +13,10 @@ import time
 import trio
 
 from meshnode.keys import NodeKey
-from meshnode.net import Membership, PeerStream, open_network
+from meshnode.mesh import Mesh
+from meshnode.net import PeerStream, open_network
 
-MEMBERSHIP = Membership("measure", bytes(32))
+MEMBERSHIP = Mesh("measure", bytes(32))
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 ECHO, SINK, CALL = "/measure/echo/1", "/measure/sink/1", "/measure/call/1"
 

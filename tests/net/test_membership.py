@@ -11,7 +11,8 @@ from libp2p.utils.varint import encode_delim, encode_uvarint, read_varint_prefix
 
 from meshnode.errors import MeshError
 from meshnode.keys import NodeKey
-from meshnode.net import Membership, members, membership, open_network, swarm
+from meshnode.mesh import Generation, Mesh
+from meshnode.net import members, membership, open_network, rotation, swarm
 from meshnode.net.hardening import MULTISTREAM
 from meshnode.net.membership import Hello, Limits, Proof, Refusal, agree, decode, proof
 from meshnode.net.stream import PeerStream
@@ -25,9 +26,9 @@ VECTORS = json.loads((Path(__file__).parents[2] / "protocol/vectors/membership.j
 KINDS = {"hello": Hello, "proof": Proof, "refusal": Refusal}
 KAD = "/ipfs/kad/1.0.0"
 PROTOCOL = "/test/1"
-OTHER_SECRET = Membership("test", bytes(32))
-OTHER_MESH = Membership("other", SECRET.secret)
-PUBLIC = Membership("test", None)
+OTHER_SECRET = Mesh("test", bytes(32))
+OTHER_MESH = Mesh("other", SECRET.secret)
+PUBLIC = Mesh("test", None)
 
 
 # -- the pure part
@@ -37,7 +38,7 @@ PUBLIC = Membership("test", None)
 def test_proofs_are_those_of_the_vectors(case):
     secret = bytes.fromhex(case["secret"]) if case["secret"] else None
     nonces = (bytes.fromhex(case["initiator_nonce"]), bytes.fromhex(case["responder_nonce"]))
-    made = proof(Membership(case["mesh_id"], secret), case["role"], case["initiator"], case["responder"], nonces)
+    made = proof(case["mesh_id"], secret, case["role"], case["initiator"], case["responder"], nonces)
     assert made.hex() == case["proof"]
 
 
@@ -61,6 +62,18 @@ def test_bytes_of_the_vectors_are_refused(case):
     assert fault.value.code == "bad_frame"
 
 
+@pytest.mark.parametrize("case", VECTORS["generations"], ids=lambda c: str(c["number"]))
+def test_names_of_generations_are_those_of_the_vectors(case):
+    assert Generation(case["number"], bytes.fromhex(case["secret"])).name.hex() == case["name"]
+
+
+@pytest.mark.parametrize("case", VECTORS["handed"], ids=lambda c: c["name"])
+def test_what_is_handed_is_that_of_the_vectors(case):
+    raw = bytes.fromhex(case["hex"])
+    kind = {"handed": rotation.Handed, "taken": rotation.Taken}[case["kind"]]
+    assert encode_nested(rotation.decode(raw, kind)) == raw
+
+
 def test_whatever_a_proof_covers_changes_it():
     nonces = (bytes(32), bytes([1]) * 32)
     base = (SECRET, "initiator", "a", "b", nonces)
@@ -73,7 +86,7 @@ def test_whatever_a_proof_covers_changes_it():
         (SECRET, "initiator", "b", "a", nonces),
         (SECRET, "initiator", "a", "b", nonces[::-1]),
     ]
-    assert len({proof(*case) for case in [base, *changed]}) == 1 + len(changed)
+    assert len({proof(m.mesh_id, m.secret, *rest) for m, *rest in [base, *changed]}) == 1 + len(changed)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +115,7 @@ def test_a_secret_reaches_no_log():
 @pytest.mark.parametrize("bad", [("", None), ("x" * 65, None), ("m", b"short")])
 def test_a_membership_is_checked(bad):
     with pytest.raises(MeshError):
-        Membership(*bad)
+        Mesh(*bad)
 
 
 # -- between nodes
@@ -153,7 +166,7 @@ async def test_who_does_not_fit_is_told_why_and_let_go(membership, versions, cod
 
 
 async def test_public_meshes_of_different_names_stay_apart():
-    other = Membership("another", None)
+    other = Mesh("another", None)
     async with mesh(1, PUBLIC) as (node,), open_network(NodeKey.generate(), other, listen=()) as visitor:
         with pytest.raises(MeshError) as fault:
             await visitor.connect(node.peer, node.addresses)
@@ -267,7 +280,7 @@ async def test_a_proof_of_another_connection_does_not_count():
             theirs = decode((await stream.receive())[0], Hello)
             if shown is None:
                 nonces = (nonce, theirs.nonce)
-                shown = Proof(2, proof(SECRET, "initiator", visitor.peer, node.peer, nonces))
+                shown = Proof(2, proof(SECRET.mesh_id, SECRET.secret, "initiator", visitor.peer, node.peer, nonces))
             await stream.send(encode_nested(shown))
             answer = cbor.loads((await stream.receive())[0])
             assert answer[0] == (2 if attempt == 0 else 3)
@@ -282,7 +295,7 @@ async def test_a_proof_echoed_does_not_count():
         await stream.send(encode_nested(Hello(1, (1,), "test", bytes(32))))
         theirs = decode((await stream.receive())[0], Hello)
         ends, nonces = (visitor.peer, node.peer), (bytes(32), theirs.nonce)
-        await stream.send(encode_nested(Proof(2, proof(SECRET, "responder", *ends, nonces))))
+        await stream.send(encode_nested(Proof(2, proof(SECRET.mesh_id, SECRET.secret, "responder", *ends, nonces))))
         with pytest.raises(membership.Refused):
             decode((await stream.receive())[0], Proof)
 

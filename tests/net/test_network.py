@@ -462,10 +462,11 @@ async def test_coming_and_going_is_told_once():
 CHILD = """
 import sys, trio
 from meshnode.keys import NodeKey
-from meshnode.net import Membership, open_network
+from meshnode.mesh import Mesh
+from meshnode.net import open_network
 
 async def main(address, secret):
-    async with open_network(NodeKey(bytes([9]) * 32), Membership("test", bytes.fromhex(secret)), listen=(),
+    async with open_network(NodeKey(bytes([9]) * 32), Mesh("test", bytes.fromhex(secret)), listen=(),
                             bootstrap=[address]) as network:
         await network.wait_joined()
         print("joined", flush=True)

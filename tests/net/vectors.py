@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from meshnode.keys import NodeKey
-from meshnode.net.membership import Hello, Limits, Membership, Proof, Refusal, proof
+from meshnode.mesh import Generation
+from meshnode.net.membership import Hello, Limits, Proof, Refusal, proof
+from meshnode.net.rotation import Handed, Taken
 from meshnode.wire.cbor import dumps
 from meshnode.wire.schema import encode_nested
 
@@ -15,6 +17,7 @@ PATH = Path(__file__).parents[2] / "protocol/vectors/membership.json"
 INITIATOR, RESPONDER = NodeKey(bytes(32)).peer, NodeKey(bytes([1]) * 32).peer
 NONCES = (bytes(range(32)), bytes(range(32, 64)))
 SECRET = bytes(range(64, 96))
+GENERATIONS = (Generation(1, bytes([1]) * 32), Generation(0, SECRET))
 
 
 def _proof(name: str, secret: bytes | None, mesh_id: str, role: str) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def _proof(name: str, secret: bytes | None, mesh_id: str, role: str) -> dict[str
         "responder": RESPONDER,
         "initiator_nonce": NONCES[0].hex(),
         "responder_nonce": NONCES[1].hex(),
-        "proof": proof(Membership(mesh_id, secret), role, INITIATOR, RESPONDER, NONCES).hex(),
+        "proof": proof(mesh_id, secret, role, INITIATOR, RESPONDER, NONCES).hex(),
     }
 
 
@@ -39,6 +42,7 @@ def vectors() -> dict[str, Any]:
     nonce = NONCES[0]
     hello = Hello(1, (1,), "mesh", nonce)
     full = Hello(1, (2, 1), "mesh", nonce, ("x",), Limits(100, 0))
+    rotated = Hello(1, (1,), "mesh", nonce, ("rotates",), generations=tuple(g.name for g in GENERATIONS))
     base = {0: 1, 2: [1], 4: "mesh", 6: nonce}
     refused = {
         "nothing": b"",
@@ -54,6 +58,8 @@ def vectors() -> dict[str, Any]:
         "a mesh id of bytes": dumps(base | {4: b"mesh"}),
         "nine versions": dumps(base | {2: [1] * 9}),
         "a version of 256": dumps(base | {2: [256]}),
+        "five generations": dumps(base | {11: [bytes(8)] * 5}),
+        "a generation of 7 bytes": dumps(base | {11: [bytes(7)]}),
         "a default spelled out": dumps(base | {7: []}),
         "trailing bytes": encode_nested(hello) + b"\0",
         "a repeated key": bytes.fromhex("a200010001"),
@@ -72,6 +78,7 @@ def vectors() -> dict[str, Any]:
         "messages": [
             _message("a hello with defaults", "hello", encode_nested(hello)),
             _message("a hello with everything", "hello", encode_nested(full)),
+            _message("a hello of a mesh whose secret was replaced", "hello", encode_nested(rotated)),
             _message("a hello with an unknown odd key", "hello", dumps(base | {13: "later"})),
             _message("a proof", "proof", encode_nested(Proof(2, bytes(32)))),
             _message("a proof of a public mesh", "proof", encode_nested(Proof(2, b""))),
@@ -81,6 +88,12 @@ def vectors() -> dict[str, Any]:
             _message(
                 "a refusal of a later time", "refusal", encode_nested(Refusal(3, "moon_phase")), code="not_member"
             ),
+        ],
+        "generations": [{"secret": g.secret.hex(), "name": g.name.hex(), "number": g.number} for g in GENERATIONS],
+        "handed": [
+            _message("to all", "handed", encode_nested(Handed(4, 1, GENERATIONS[0].secret, 86_400_000))),
+            _message("not to one", "handed", encode_nested(Handed(4, 1, SECRET, 0, (INITIATOR,)))),
+            _message("taken", "taken", encode_nested(Taken(5, tuple(g.name for g in GENERATIONS)))),
         ],
         "refused": [{"name": name, "hex": raw.hex()} for name, raw in refused.items()],
     }

@@ -14,8 +14,9 @@ import trio
 
 import make_fixtures
 from meshnode.api.requests import RunRequest
-from meshnode.config import LOOPBACK, Mesh, NodeConfig
+from meshnode.config import LOOPBACK, NodeConfig
 from meshnode.ids import Layers, parse_layers
+from meshnode.mesh import Mesh
 from meshnode.node import Node, ServeModel, load, open_node
 
 N_LAYER = 6

@@ -16,9 +16,10 @@ import trio
 
 from meshnode.api.requests import RunRequest
 from meshnode.artifact.catalogue import Catalogue
-from meshnode.config import Home, KnownMesh, Mesh
+from meshnode.config import Home
 from meshnode.errors import MeshError
 from meshnode.ids import Layers
+from meshnode.mesh import KnownMesh, Mesh
 from meshnode.net import peer_of_address
 from meshnode.node import ServeModel, open_node
 from meshnode.node.load import Loading
@@ -304,7 +305,7 @@ async def test_any_member_can_invite_and_is_remembered_by_full_addresses(
                 not second.network.connected() or not (Home(tmp_path / "second").known_mesh() or KnownMesh(mesh)).peers
             ):
                 await trio.sleep(0.02)
-                second.remember_now()
+                second.memory.remember_now()
         invite = parse(await second.invite(60.0))
         known = Home(tmp_path / "second").known_mesh()
         assert known

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from meshnode.config import Home, Mesh
+from meshnode.config import Home
 from meshnode.errors import MeshError
 from meshnode.ids import ArtifactId
+from meshnode.mesh import Mesh
 from meshnode.node import ServeModel, open_node
 from meshnode.node.quarantine import Quarantine, program_key
 

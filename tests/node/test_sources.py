@@ -17,8 +17,8 @@ import make_fixtures
 from meshnode.api.requests import RunRequest
 from meshnode.artifact.catalogue import Catalogue
 from meshnode.artifact.policy import Policies, Policy
-from meshnode.config import Mesh
 from meshnode.errors import MeshError
+from meshnode.mesh import Mesh
 from meshnode.node import Node, ServeModel, load, open_node
 from meshnode.node.load import Loading
 from tests.artifact.changes import CHANGES, flip
