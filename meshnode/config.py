@@ -66,6 +66,7 @@ class NodeConfig:
     context: int | None = None  # None: CONTEXT, or the model's own when that is smaller
     threads: int = 0  # threads of each worker; 0: one a core this process may use
     numerics: str = "invariant"
+    lan: bool = True  # look for members on the LANs of the listen addresses
     retry_crashed: bool = False  # load also what crashed a worker before
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ def _within(name: str) -> click.IntRange:
 @click.option("--layers", metavar="A-B|all", help="Hold these layers of each model: from A up to, not including, B.")
 @click.option("--join", metavar="FILE|MULTIADDR", help="An invite, or a member's address; else MESHNODE_INVITE.")
 @click.option("--listen", multiple=True, metavar="ADDR", help="PORT, HOST:PORT or a multiaddr; else any free port.")
+@click.option("--lan/--no-lan", default=True, help="Find members on this LAN by multicast DNS, and be found.")
 @click.option("--threads", type=_within("threads"), default=0, help="Threads of each worker; one a core if not given.")
 @click.option(
     "--sessions", type=_within("max_sessions"), default=MAX_SESSIONS, show_default=True, help="Sessions served at once."
@@ -70,6 +71,7 @@ def command(
     layers: str | None,
     join: str | None,
     listen: tuple[str, ...],
+    lan: bool,
     threads: int,
     sessions: int,
     context: int | None,
@@ -96,6 +98,7 @@ def command(
         max_sessions=sessions,
         context=context,
         threads=threads,
+        lan=lan,
         numerics=numerics,
         retry_crashed=retry_crashed,
     )

@@ -18,10 +18,11 @@ from ..mesh import Mesh
 from ..wire import schema
 from ..wire.framing import MAX_HEADER, MAX_PAYLOAD, encode_frame
 from ..wire.messages import Refusal
-from . import identify
+from . import identify, mdns
 from .admission import Admission
 from .dht import MeshDht
-from .members import CONNECT_LIMIT, Members, parse_address, peer_id, peer_of_address
+from .joining import Joining
+from .members import CONNECT_LIMIT, Members, parse_address, peer_id
 from .membership import VERSIONS, Party
 from .rotation import Rotation
 from .stream import PeerStream
@@ -29,7 +30,6 @@ from .swarm import MeshSwarm
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY, LAST_RETRY = 0.25, 30.0  # s between attempts to reach a bootstrap peer; doubles from one to the other
 GOODBYE_LIMIT = 1.0  # s to close all connections politely
 INLINE_REQUEST = 32 << 10  # bytes of a request that goes along with the choice of its protocol: a round trip less
 
@@ -46,16 +46,6 @@ class PeerInfo:
     inbound: bool
     since: float
     rtt: float
-
-
-class _Join:
-    """A bootstrap address, and how the first attempt to join through it ended."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.peer = peer_of_address(address)
-        self.tried = trio.Event()
-        self.error: MeshError | None = None
 
 
 class Network:
@@ -77,12 +67,12 @@ class Network:
         self.peer: str = key.peer
         self.admission = admission
         self._nursery = nursery
-        self._joins = [join for join in map(_Join, bootstrap) if join.peer != self.peer]
         self._members = Members(key, Party(admission, key.peer, versions), nursery)
+        self._joining = Joining(self._members, key.peer, bootstrap)
         self._rotation = Rotation(self, admission, self._members)
         self._dht = MeshDht(self._members.host, self._members.connections, diverse=admission.mesh.secret is None)
         self._members.locate = self._dht.locate
-        self._members.on_known = self._dht.joined
+        self._members.on_known = self._known
         self._members.on_lost.append(self._dht.lost)
         self.on_joined = self._members.on_joined
         self.on_lost = self._members.on_lost
@@ -222,35 +212,21 @@ class Network:
         MeshError not_member, version_mismatch or unreachable when each address was tried in vain, or none in time.
         Attempts go on in the background.
         """
-        with trio.move_on_after(timeout):
-            for join in self._joins:
-                if not self._members.connections:
-                    await join.tried.wait()
-        if not self._joins or self._members.connections:
-            return
-        errors = [join.error for join in self._joins if join.error is not None]
-        errors.sort(key=lambda error: error.code == "unreachable")  # a refusal says more
-        raise errors[0] if errors else MeshError("unreachable", f"nobody answered within {timeout:.0f} s")
+        await self._joining.wait(timeout)
 
-    async def _stay_joined(self, join: _Join) -> None:
-        """Keeps a connection to a bootstrap peer, for as long as there is one to be had."""
-        pause = FIRST_RETRY
-        while True:
-            try:
-                await self._members.connect(join.peer, [join.address])
-                join.error, pause = None, FIRST_RETRY
-            except MeshError as error:
-                log.info("joining through %s: %s", join.address, error)
-                join.error, pause = error, min(2 * pause, LAST_RETRY)
-            join.tried.set()
-            await trio.sleep(LAST_RETRY if join.peer in self._members else pause)
+    async def _known(self, peer: str) -> None:
+        self._joining.seen(peer, self.known_addresses(peer))
+        await self._dht.joined(peer)
 
-    async def _start(self, addresses: list[Multiaddr]) -> None:
+    async def _start(self, addresses: list[Multiaddr], lan: bool) -> None:
         await _listen(self._members.swarm, addresses)
         self._nursery.start_soon(self._dht.run)
         self._nursery.start_soon(self._rotation.run)
-        for join in self._joins:
-            self._nursery.start_soon(self._stay_joined, join)
+        self._nursery.start_soon(self._joining.run)
+        hosts = mdns.lan_hosts(self.addresses) if lan else []
+        if hosts:
+            speaker = mdns.Mdns(self.admission.mesh.mesh_id, hosts, lambda: self.addresses, self._joining.heard)
+            self._nursery.start_soon(speaker.run)
 
     async def _shut(self) -> None:
         self._members.closing = True
@@ -266,9 +242,12 @@ async def open_network(
     listen: Sequence[str],
     bootstrap: Sequence[str] = (),
     denied: Collection[str] = (),
+    lan: bool = True,
     versions: Sequence[int] = VERSIONS,
 ) -> AsyncIterator[Network]:
     """A running network: it listens, and joins the mesh through the bootstrap addresses (with /p2p/) in the background.
+
+    lan: look for members on the LANs, by multicast DNS; one that listens on loopback alone has none.
 
     MeshError port_in_use or bad_config for an address that it cannot listen on, or cannot read.
     """
@@ -278,7 +257,7 @@ async def open_network(
         network = None
         try:
             network = Network(key, Admission(mesh, denied), nursery, bootstrap=bootstrap, versions=versions)
-            await network._start(addresses)
+            await network._start(addresses, lan)
             yield network
         except Exception as error:  # handed on below, outside of the nursery that would wrap it in a group
             failure = error

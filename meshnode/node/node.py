@@ -229,7 +229,9 @@ async def open_node(
         key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
         known = usable(bootstrap)
         denied = read_denied(kept.denied_path) if kept is not None else ()
-        async with open_network(key, mesh, listen=config.listen, bootstrap=known, denied=denied) as network:
+        async with open_network(
+            key, mesh, listen=config.listen, bootstrap=known, denied=denied, lan=config.lan
+        ) as network:
             node = Node(home, config, mesh, key, network, ledger)
             async with one_fault_nursery() as nursery:
                 node._build(nursery, kept)

@@ -14,7 +14,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamReset
 
 from meshnode.errors import MeshError
 from meshnode.keys import NodeKey
-from meshnode.net import PeerStream, members, network, open_network, stream, swarm
+from meshnode.net import PeerStream, joining, members, open_network, stream, swarm
 from meshnode.wire.messages import Refusal
 from meshnode.wire.schema import decode
 
@@ -429,7 +429,7 @@ async def test_what_fails_inside_comes_out_as_it_was():
 
 
 async def test_bootstrap_goes_on_until_somebody_is_there(monkeypatch):
-    monkeypatch.setattr(network, "FIRST_RETRY", 0.05)
+    monkeypatch.setattr(joining, "FIRST_RETRY", 0.05)
     key = NodeKey.generate()
     async with open_network(key, SECRET, listen=LISTEN) as first:
         address = first.addresses[0]
