@@ -6,7 +6,9 @@ docs/errors.md is generated from CODES by `python -m meshnode.errors`; `--check`
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 # code: (exit status of a command that ends with it, what it means, the next step when none closer is known)
 CODES: dict[str, tuple[int, str, str]] = {
@@ -91,6 +93,9 @@ class MeshError(Exception):
         self.code = code
         self.message = message
         self.hint = CODES[code][2] if hint is None else hint
+
+    def __reduce__(self) -> tuple[Any, ...]:  # from one process to another
+        return partial(MeshError, hint=self.hint), (self.code, self.message)
 
     @property
     def exit_status(self) -> int:

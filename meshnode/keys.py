@@ -6,6 +6,7 @@ or one mesh can be shown for another.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ def peer_of(public: bytes) -> PeerId:
     return PeerId(base58.b58encode(_PEER_PREFIX + public).decode())
 
 
+@functools.lru_cache(maxsize=4096)  # asked for with every signature
 def public_of(peer: PeerId) -> bytes:
     """The 32 bytes of the Ed25519 key that a peer id embeds."""
     try:

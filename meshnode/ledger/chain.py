@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .. import keys
 from ..errors import MeshError
 from ..ids import ArtifactId, PeerId
 from ..wire import schema, statements
@@ -22,7 +23,7 @@ def read(signed: Signed, mesh_id: str) -> Account:
     assert isinstance(statement, ACCOUNTS)
     if signed.signer != signer_of(statement):
         raise MeshError("bad_signature", f"a {statements.domain(type(statement))} that another signed")
-    statements.check(signed, type(statement), mesh_id)
+    keys.verify(signed.signer, statements.domain(type(statement)), mesh_id, signed.raw, signed.signature)
     if isinstance(statement, Receipt):
         check_receipt(statement)
     return statement

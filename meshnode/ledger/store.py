@@ -51,7 +51,12 @@ _BY_DIGEST = "SELECT signer, raw, signature FROM statements WHERE digest = ?"
 _BY_PREFIX = "SELECT signer, raw, signature FROM statements WHERE hex(digest) LIKE ? OR hex(tag) LIKE ?"
 _ENTRIES = """
 SELECT signer, raw, signature FROM statements
-WHERE ended >= :since AND kind = coalesce(:kind, kind) AND (:tag IS NULL OR tag = :tag)
+WHERE ended >= :since AND kind = coalesce(:kind, kind) AND (:peer IS NULL OR :peer IN (node, entry, signer))
+ORDER BY ended, digest
+"""
+_OF_SESSION = """
+SELECT signer, raw, signature FROM statements
+WHERE tag = :tag AND ended >= :since AND kind = coalesce(:kind, kind)
     AND (:peer IS NULL OR :peer IN (node, entry, signer))
 ORDER BY ended, digest
 """
@@ -148,7 +153,7 @@ class Ledger:
     ) -> Iterator[Entry]:
         """Statements by their age. peer: whoever did the work, signed it or asked for it."""
         given = {"kind": kind, "tag": tag, "peer": peer, "since": since}
-        for signer, raw, signature in self._db.execute(_ENTRIES, given).fetchall():
+        for signer, raw, signature in self._db.execute(_ENTRIES if tag is None else _OF_SESSION, given).fetchall():
             signed = Signed(PeerId(signer), raw, signature)
             yield Entry(decoded(raw), signed)
 

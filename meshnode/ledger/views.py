@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import MeshError
@@ -174,27 +175,34 @@ def export(ledger: Ledger, mesh_id: str, *, prefix: str | None = None, since: in
         yield json.dumps(_line(entry.signed))
 
 
-def verify(lines: Iterable[str]) -> tuple[list[Chain], list[tuple[int, MeshError]]]:
-    """The chains in an exported file, and the lines that are refused, by number. MeshError bad_export."""
-    mesh_id: str | None = None
+def verify(lines: Iterable[str], each: Any = map) -> tuple[list[Chain], list[tuple[int, MeshError]]]:
+    """The chains in an exported file, and the lines that are refused, by number. MeshError bad_export.
+
+    each: what applies a function to every line in order, in whatever processes: most of the time goes to signatures.
+    """
+    rest = iter(lines)
+    header = next(rest, None)
+    if header is None:
+        raise MeshError("bad_export", "the file is empty")
     filed, accepted, refused = [], [], []
-    for number, text in enumerate(lines, start=1):
-        if mesh_id is None:
-            mesh_id = _header(text)
+    for number, found in enumerate(each(partial(_statement, _header(header)), rest), start=2):
+        if isinstance(found, MeshError):
+            refused.append((number, found))
             continue
-        try:
-            signed = _signed(text)
-            statement = read(signed, mesh_id)
-        except MeshError as error:
-            refused.append((number, error))
-            continue
+        statement, signed = found
         if isinstance(statement, Receipt):
             filed.append(Filed(statement, signed))
         elif isinstance(statement, Acceptance):
             accepted.append(statement)
-    if mesh_id is None:
-        raise MeshError("bad_export", "the file is empty")
     return chains(filed, accepted), refused
+
+
+def _statement(mesh_id: str, line: str) -> tuple[Receipt | Acceptance | Finding, Signed] | MeshError:
+    try:
+        signed = _signed(line)
+        return read(signed, mesh_id), signed
+    except MeshError as error:
+        return error
 
 
 def _header(text: str) -> str:

@@ -20,6 +20,7 @@ from . import cbor
 
 M = TypeVar("M")
 TYPE_KEY = 0
+_INTEGERS = frozenset((int,))
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _encode_fields(value: Any) -> dict[int, Any]:
 
 
 def _decode_fields(cls: type, value: Any) -> Any:
-    if not isinstance(value, dict) or any(type(key) is not int for key in value):
+    if not isinstance(value, dict) or not _INTEGERS.issuperset(map(type, value)):
         raise _refuse("no map with integer keys")
     taken = {}
     for name, key, kind, default in _fields(cls):
@@ -244,8 +245,7 @@ def _decode_fields(cls: type, value: Any) -> Any:
                 raise _refuse(f"{name}: a default that is spelled out")
         elif default is MISSING:
             raise _refuse(f"{name} is missing")
-    unknown = [key for key in value if key % 2 == 0]
-    if unknown:
+    if value and (unknown := [key for key in value if key % 2 == 0]):
         raise _refuse(f"unknown even keys {unknown}")
     return cls(**taken)
 
