@@ -15,8 +15,10 @@ PROMPTS ?= 20
 ROUNDS ?= 20
 OPS ?= 10000
 MODEL ?= smollm2
+NODES ?= 8
+RECEIPTS ?= 500
 
-.PHONY: help setup worker model demo lint test soak soak-files soak-worker fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker model demo lint test soak soak-files soak-worker soak-receipts sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +31,8 @@ help:
 	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
 	@echo "make soak-files       damaged files in a worker with AddressSanitizer: make soak-files SEED=5 ROUNDS=50"
 	@echo "make soak-worker      random requests to one worker, each answer held against a fresh one's: OPS=10000 SEED=5"
+	@echo "make soak-receipts    receipts in bursts while nodes are killed and come back: NODES=8 RECEIPTS=500"
+	@echo "make sim-receipts     fifty nodes, liars among them, on a virtual clock; ends with one line of JSON"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make fuzz             wrong frames for the worker built with sanitizers: make fuzz SECONDS=600 SEED=2"
@@ -86,6 +90,12 @@ soak-files: $(STAMP)
 
 soak-worker: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.live.soak_worker --ops $(OPS) --seed $(SEED)
+
+soak-receipts: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.live.soak_receipts --nodes $(NODES) --receipts $(RECEIPTS)
+
+sim-receipts: $(STAMP)
+	@PYTHONPATH=fixtures $(PY) -m tests.ledger.simulation $(ARGS)
 
 # Programs among the tests, which import what lies in fixtures/
 exact: worker model
