@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -15,8 +16,9 @@ from .options import common, home_of
 
 @click.command("route")
 @click.argument("model")
+@click.option("--explain", is_flag=True, help="Show every candidate of each hop: its cost, and why it is not taken.")
 @common
-def command(model: str, home: str | None, as_json: bool) -> None:
+def command(model: str, explain: bool, home: str | None, as_json: bool) -> None:
     """Show the route that MODEL would take, and why others cannot be in it.
 
     MODEL is a name, an identity, an unambiguous beginning of one, or the path of a GGUF file. Ends with the status of
@@ -42,6 +44,11 @@ def command(model: str, home: str | None, as_json: bool) -> None:
             for number, hop in enumerate(found["hops"])
         ]
         show.table(("hop", "peer", "holds", "runs"), rows)
+    if explain:
+        _explain(found)
+        if not found["complete"]:
+            raise fault
+        return
     taken = {hop["peer"] for hop in found["hops"]} if found["complete"] else set()  # one has no use for another layer
     unused = [c for c in found["candidates"] if not c["usable"] and c["peer"] not in taken]
     if sys.stdout.isatty() and unused:
@@ -51,3 +58,18 @@ def command(model: str, home: str | None, as_json: bool) -> None:
         show.table(("", "peer", "holds", "reason"), reasons)
     if not found["complete"]:
         raise fault
+
+
+def _explain(found: dict[str, Any]) -> None:
+    """One table, the candidates of each hop together, the best of them first."""
+    rows = []
+    for layer in dict.fromkeys(c["layer"] for c in found["candidates"]):
+        here = [c for c in found["candidates"] if c["layer"] == layer]
+        here.sort(key=lambda c: (not c["taken"], not c["usable"], c["cost_ms"] or 0))
+        for c in here:
+            cost = "-" if c["cost_ms"] is None else f"{c['cost_ms']:.2f}"
+            said = "taken" if c["taken"] else c["reason"]
+            rows.append((layer, c["peer"], show.layers(c["holding"]), cost, said, c["next"] or ""))
+    if sys.stdout.isatty():
+        click.echo("\nCandidates, by the layer where a hop begins; costs in ms a token, from here to the tail:")
+    show.table(("layer", "peer", "holds", "cost", "why", "next step"), rows)

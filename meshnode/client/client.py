@@ -15,7 +15,7 @@ from ..ids import ArtifactId, PeerId, SessionId, new_session
 from ..keys import NodeKey
 from ..net.directory import Directory
 from ..net.links import Links, Refused
-from ..route import choose
+from ..route import choose, cost
 from ..route.choose import Heard
 from ..route.verify import check_route
 from ..wire import messages, statements
@@ -82,6 +82,8 @@ class Client:
         try:
             async with journey.travel() as events:
                 yield events
+            if (measured := journey.token_s) is not None:
+                self._directory.observed(journey.head.node, journey.claimed_s, measured)
         finally:
             self._journeys.pop(journey.grant.session, None)
 
@@ -127,6 +129,7 @@ class Client:
                 max_tokens=max_tokens,
                 excluded=self._directory.denied,
                 entry_addresses=self.addresses,
+                failed=choose.passed_on(failed),
             )
             leases: list[Lease] = []
             try:
@@ -143,6 +146,7 @@ class Client:
                     max_tokens,
                     self._tell,
                 )
+                journey.claimed_s = cost.at(head.offer.pairs, 0)
                 await journey.link()
             except Refused as refused:
                 if choose.is_of_the_request(refused.code, ask.sampling):

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 3.0  # for the receipts to come back
 ABANDON_TIMEOUT_S = 1.5  # for telling the hops that nobody wants the answer any more
 SLOWEST_POSITION_S = 0.25  # prefill slower than this is taken for a hop that hangs
+MEASURED_TOKENS = 8  # fewer intervals tell little of what a route takes a token
 RENEWALS = 3  # a lease is renewed this many times in its time to live
 
 
@@ -71,6 +72,7 @@ class Journey:
         self._tell = tell  # of what was signed at the end
         self._granted = 0
         self._arrived = 0  # tokens, taken or not
+        self.claimed_s = math.nan  # seconds a token, as the head's offer had it
         self._over = False
         self._renewing = trio.CancelScope()
         self._cutter = Cutter(len(leases))
@@ -84,6 +86,12 @@ class Journey:
     @property
     def tail(self) -> Lease:
         return self.leases[-1]
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds a token, as measured; None when too few came to tell."""
+        between = len(self.answer.ids) - 1
+        return (self._last - self._first) / between if between >= MEASURED_TOKENS else None
 
     async def link(self) -> None:
         """The route is ready once its links are up: the entry node, often behind a NAT, dials both of its own."""

@@ -16,6 +16,7 @@ import trio
 
 from ..errors import MeshError
 from ..ids import ArtifactId, Layers, PeerId
+from ..route import cost
 from ..route.choose import Heard
 from ..wire import statements
 from ..wire.messages import MAX_EXCLUDED, Offer, OfferQuery, Offers
@@ -30,6 +31,9 @@ FIND_TIMEOUT_S = 3.0
 BLAMED_S = 60.0  # one slow answer should not count for ever
 BLAMED_TIMEOUT_S = 0.25  # what a look-up waits for those that were silent before
 MAX_BLAMED = 1024
+OBSERVED_S = 600.0  # what was measured of a peer's claims counts so long
+OBSERVED_SHARE = 0.5  # of the newest measurement in what its claims are multiplied by
+FACTORS = (0.5, 100.0)  # between these: one odd measurement says little, and a claim of nothing is no reason for more
 ASKED = 64  # peers asked for one look-up: enough for choice, few enough to be quick
 
 
@@ -59,6 +63,7 @@ class Directory:
         self._links = links
         self.mesh_id = mesh_id
         self._blamed: dict[PeerId, float] = {}
+        self._factors: dict[PeerId, tuple[float, float]] = {}  # (factor, until when)
 
     @property
     def denied(self) -> tuple[PeerId, ...]:
@@ -113,8 +118,29 @@ class Directory:
             if offer.nonce != nonce or offer.node != peer:
                 raise MeshError("bad_signature", f"an offer of {peer} that is not fresh")
             offer.holding.within(offer.contract.n_layer)
+            cost.check(offer.pairs, offer.holding)
         blamed = self._is_blamed(peer)
-        return [Heard(offer, took, blamed) for offer in offers if artifact in (None, offer.contract.artifact)]
+        trip, factor = self._round_trip(peer, took), self._factor(peer)
+        return [Heard(offer, trip, blamed, factor) for offer in offers if artifact in (None, offer.contract.artifact)]
+
+    def _round_trip(self, peer: PeerId, took: float) -> float:
+        """As measured over time, which an answer that had to wait for its turn does not tell; else as just now."""
+        measured = next((info.rtt for info in self._network.connected() if info.peer == peer), math.nan)
+        return took if math.isnan(measured) else measured
+
+    def observed(self, peer: PeerId, claimed_s: float, measured_s: float) -> None:
+        """An answer over a peer took so long a token, where its offer, uncorrected, claimed so much."""
+        low, high = FACTORS
+        ratio = min(high, max(low, measured_s / max(claimed_s, 1e-6)))
+        factor = self._factor(peer) * (1 - OBSERVED_SHARE) + ratio * OBSERVED_SHARE
+        self._factors.pop(peer, None)
+        self._factors[peer] = factor, trio.current_time() + OBSERVED_S
+        while len(self._factors) > MAX_BLAMED:
+            del self._factors[next(iter(self._factors))]
+
+    def _factor(self, peer: PeerId) -> float:
+        factor, until = self._factors.get(peer, (1.0, math.inf))
+        return factor if until > trio.current_time() else 1.0
 
     def blame(self, peer: PeerId) -> None:
         """It let a request of ours run out of time: for a while it is asked last, and briefly."""

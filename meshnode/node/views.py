@@ -13,7 +13,7 @@ from ..client.ask import Event
 from ..errors import MeshError
 from ..ids import ArtifactId, Layers, gaps
 from ..net import PeerInfo
-from ..route import choose
+from ..route import choose, explain
 from ..route.choose import Heard
 from ..stage import Stage
 from ..wire.messages import Lease, Logprobs, Signed
@@ -95,35 +95,34 @@ def models(heard: Sequence[Heard], own: str, sizes: Mapping[ArtifactId, int]) ->
 
 def route(artifact: ArtifactId, heard: Sequence[Heard]) -> dict[str, Any]:
     """The route that would be tried first, and what is said of every candidate."""
-    contract = choose.agreeing(heard)[0].offer.contract
-    hops, tried, at = [], [], 0
-    while at < contract.n_layer:
-        verdicts = [choose.judge(h, at, contract, 0, ()) for h in heard]
-        tried += [(at, v) for v in verdicts]
-        best = choose.rank(verdicts)
-        if not best:
-            break
-        offer = best[0].offer
-        end = offer.holding.end
-        hops.append({"peer": offer.node, "holding": pair(offer.holding), "effective": [at, end]})
-        at = end
+    agreeing = choose.agreeing(heard)
+    contract = agreeing[0].offer.contract
+    hops, candidates = explain.route(heard, contract)
     return {
         "artifact": artifact,
         "name": heard[0].offer.name,
         "n_layer": contract.n_layer,
-        "complete": at == contract.n_layer,
-        "hops": hops,
-        "missing": [pair(part) for part in choose.missing((h.offer for h in choose.agreeing(heard)), contract.n_layer)],
+        "complete": bool(hops) and hops[-1].effective.end == contract.n_layer,
+        "hops": [
+            {"peer": h.heard.offer.node, "holding": pair(h.heard.offer.holding), "effective": pair(h.effective)}
+            for h in hops
+        ],
+        "missing": [pair(part) for part in choose.missing((h.offer for h in agreeing), contract.n_layer)],
         "candidates": [
             {
-                "peer": v.heard.offer.node,
-                "layer": layer,
-                "holding": pair(v.heard.offer.holding),
-                "usable": v.usable,
-                "reason": v.reason,
-                "cost_ms": round(v.heard.cost * 1000, 2),
+                "peer": c.heard.offer.node,
+                "layer": c.layer,
+                "holding": pair(c.heard.offer.holding),
+                "usable": c.usable,
+                "taken": c.taken,
+                "reason": c.reason or None,
+                "next": c.step or None,
+                "cost_ms": None if c.cost is None else round(c.cost * 1000, 2),
+                "round_trip_ms": round(c.heard.round_trip * 1000, 2),
+                "factor": round(c.heard.factor, 2),
+                "free": c.heard.offer.free,
             }
-            for layer, v in tried
+            for c in candidates
         ],
     }
 

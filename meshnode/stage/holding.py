@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import MeshError
 from ..ids import ArtifactId, Layers, PeerId
+from ..route import choose, cost
+from ..route.choose import Heard, Stand
 from ..route.lease import LeaseBook
 from ..wire.messages import WIRE_VERSION, Contract, Offer
 from ..worker import ChatTemplate, Worker
@@ -25,6 +27,7 @@ class Holding:
     verify: Callable[[], Awaitable[None]]
     token_us: int  # measured compute of one position in decode, through all of the holding's layers
     template: ChatTemplate | None  # of a head whose model has one
+    onward: Sequence[Heard] = field(default=())  # offers of those who may go on from here, as they were last heard
 
     @property
     def layers(self) -> Layers:
@@ -55,10 +58,15 @@ class Holding:
     def is_head(self) -> bool:
         return self.layers.begin == 0
 
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """(entry layer, us a token from there to the tail): what is beyond this holding is taken to be as fast."""
-        begin, n_layer = self.layers.begin, self.worker.loaded.n_layer
-        return ((begin, self.token_us * (n_layer - begin) // len(self.layers)),)
+    def stand(self, node: PeerId, begin: int) -> Stand:
+        """What it has for a session that enters at layer `begin`; its other sessions make it slower."""
+        busy = self.book.places - self.book.free
+        layer_s = cost.loaded(self.token_us / 1e6, busy) / len(self.layers)
+        return Stand(node, Layers(begin, self.layers.end), layer_s)
+
+    def pairs(self, node: PeerId) -> cost.Pairs:
+        """(entry layer, us a token from there to the tail), over those who were last heard."""
+        return choose.pairs(self.onward, self.stand(node, self.layers.begin), self.contract)
 
     def offer(self, nonce: bytes, node: PeerId, addresses: tuple[str, ...]) -> Offer:
         loaded = self.worker.loaded
@@ -73,7 +81,7 @@ class Holding:
             context=loaded.n_ctx,
             sessions=self.book.places,
             free=max(0, self.book.free),
-            pairs=self.pairs(),
+            pairs=self.pairs(node),
             addresses=addresses,
             chat=self.template is not None,
         )

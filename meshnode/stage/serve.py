@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ from .hop import STOP_S, Hop, Place
 
 log = logging.getLogger(__name__)
 
+ONWARD_S = 10.0  # between two looks at who goes on from what is held here: churn of 10 % a minute changes little in it
 SWEEP_S = 0.25  # how late a lease's end may be noticed
 LET_GO_S = 1.0  # for telling an entry node that its session ends here
 TOKEN_BYTES = 32  # a text with more bytes a token than this is not worth the time that it takes to tokenize
@@ -66,6 +68,7 @@ class Stage:
         self.holdings: list[Holding] = []
         self.hops: dict[bytes, Hop] = {}  # by lease id
         self._by_lease: dict[bytes, Holding] = {}
+        self._held = trio.Event()
         self.addresses: tuple[str, ...] = ()
         self.on_receipt: list[Callable[[Signed, Written], None]] = []
 
@@ -82,6 +85,7 @@ class Stage:
         links.take(Failure, self._failure)
         links.on_lost.append(self._lost)
         async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._keep_looking)
             task_status.started()
             while True:
                 await trio.sleep(SWEEP_S)
@@ -96,6 +100,7 @@ class Stage:
 
     def hold(self, holding: Holding) -> None:
         self.holdings.append(holding)
+        self._held.set()
 
     async def let_go(self, holding: Holding, why: MeshError | None = None) -> None:
         """No new leases; the sessions that are on it are told why, and ended."""
@@ -179,19 +184,17 @@ class Stage:
     async def _lease(self, peer: PeerId, ask: RouteOpen, grant: Grant, holding: Holding) -> RouteReady:
         me, lease_id = self._key.peer, secrets.token_bytes(8)
         handle = int.from_bytes(secrets.token_bytes(8), "big")
-        effective = Layers(ask.begin, holding.layers.end)
-        is_tail = effective.end == grant.contract.n_layer
-        history = ask.prompt if is_tail else ()
+        could_end = holding.layers.end == grant.contract.n_layer
+        history = ask.prompt if could_end else ()
         worker = holding.worker
-        after = RouteReady((), ask.attempts)
         following: list[Lease] = []
         try:
             # only the tail samples, and only it has to be able to
-            sampling = _sampling(ask.sampling) if is_tail else Sampling()
+            sampling = _sampling(ask.sampling) if could_end else Sampling()
             await worker.open(handle, sampling, history, start=max(0, len(history) - ask.generated))
             chain = (*ask.chain, messages.Hop(me, lease_id, self.addresses))
-            if not is_tail:
-                after = await self._find_successor(ask, grant, chain, effective.end)
+            end, after = await self._find_successor(ask, grant, chain, holding)
+            effective = Layers(ask.begin, end)
             following = [statements.check(s, Lease, self._mesh_id, by=s.signer) for s in after.leases]
             if len(chain) + len(following) > messages.MAX_HOPS:
                 raise MeshError("bad_lease", f"a route of more than {messages.MAX_HOPS} hops")
@@ -238,20 +241,28 @@ class Stage:
         return RouteReady((own, *after.leases), after.attempts, after.failed)
 
     async def _find_successor(
-        self, ask: RouteOpen, grant: Grant, chain: tuple[messages.Hop, ...], begin: int
-    ) -> RouteReady:
-        """The first candidate for `begin` that opens the rest of the route, and links to it."""
+        self, ask: RouteOpen, grant: Grant, chain: tuple[messages.Hop, ...], holding: Holding
+    ) -> tuple[int, RouteReady]:
+        """Where this hop ends, and who goes on from there: the first candidate that opens the rest and links to it.
+
+        A hop that reaches the model's end may be the tail itself, with nobody behind it.
+        """
         contract = grant.contract
         ends = trio.current_time() + ask.deadline / 1000 * MARGIN
-        heard = await self._directory.holders(contract.artifact, begin, contract.n_layer)
-        verdicts = [choose.judge(h, begin, contract, grant.context, ask.excluded) for h in heard]
-        attempts, failed = (
-            ask.attempts,
-            [Failed(v.heard.offer.node, begin, "no_route", v.reason or "") for v in verdicts if not v.usable],
-        )
-        candidates = choose.rank(verdicts)[: choose.ATTEMPTS_A_HOP]
-        for number, candidate in enumerate(candidates, start=1):
-            node, left = candidate.offer.node, ends - trio.current_time()
+        attempts, begin = ask.attempts, holding.layers.end
+        stand, before = holding.stand(self._key.peer, ask.begin), choose.failures(ask.failed)
+        ways, unfit = choose.ways(holding.onward, stand, contract, grant.context, ask.excluded, before)
+        if not ways or ways[0].heard is not None:  # one that goes on has to have said just now that it will
+            await self._look_onward(holding)
+            ways, unfit = choose.ways(holding.onward, stand, contract, grant.context, ask.excluded, before)
+        failed = [Failed(v.heard.offer.node, v.begin, "no_route", v.reason or "") for v in unfit]
+        tried: list[Failed] = []
+        for number, way in enumerate(candidates := choose.shortlist(ways), start=1):
+            if way.heard is None:
+                return way.cut, RouteReady((), attempts, tuple(failed[:64]))
+            if (way.heard.offer.node, way.cut) in choose.failures(tried):
+                continue
+            node, begin, left = way.heard.offer.node, way.cut, ends - trio.current_time()
             if attempts < 1 or left < MIN_HOP_S:
                 break
             attempts -= 1
@@ -268,6 +279,7 @@ class Stage:
                 excluded=ask.excluded,
                 entry_addresses=ask.entry_addresses,
                 generated=ask.generated,
+                failed=choose.passed_on((*tried, *ask.failed)),
             )
             ready: RouteReady | None = None
             try:
@@ -277,19 +289,35 @@ class Stage:
                 if choose.is_of_the_request(refused.code, ask.sampling):
                     raise
                 attempts = min(attempts, refused.attempts) if refused.failed else attempts
-                failed += [Failed(node, begin, refused.code, refused.message), *refused.failed]
+                tried += [Failed(node, begin, refused.code, refused.message), *refused.failed]
             except MeshError as error:
                 if error.code == "deadline":
                     self._directory.blame(node)
-                failed.append(Failed(node, begin, error.code, error.message))
+                tried.append(Failed(node, begin, error.code, error.message))
                 if ready is not None:
                     lease = statements.check(ready.leases[0], Lease, self._mesh_id, by=node)
                     self._nursery.start_soon(self._give_up, lease)
             else:
-                return RouteReady(ready.leases, ready.attempts, (*failed[:64], *ready.failed)[:128])
-        tried = f": {failed[0].code}, {failed[0].say}" if failed else ": nobody offers it"
-        say = f"nobody takes the layers from {begin} on{tried}"
+                return begin, RouteReady(ready.leases, ready.attempts, (*tried[:64], *failed[:64], *ready.failed)[:128])
+        failed = [*tried, *failed]
+        first = f": {failed[0].code}, {failed[0].say}" if failed else ": nobody offers it"
+        say = f"nobody takes the layers from {holding.layers.end} on{first}"
         raise Refused(Refusal("no_route", say, tuple(failed[:128]), attempts))
+
+    async def _look_onward(self, holding: Holding) -> None:
+        """Hears again who may go on from a holding's layers."""
+        contract = holding.contract
+        layer = min(holding.layers.end, contract.n_layer - 1)
+        holding.onward = await self._directory.holders(contract.artifact, layer, contract.n_layer)
+
+    async def _keep_looking(self) -> None:
+        """So that what offers say of the way from here to the tail is not much older than ONWARD_S."""
+        while True:
+            for holding in list(self.holdings):
+                await self._look_onward(holding)
+            with trio.move_on_after(ONWARD_S if self.holdings else math.inf):
+                await self._held.wait()
+            self._held = trio.Event()
 
     async def _give_up(self, lease: Lease) -> None:
         """Closes a lease that was got for nothing, so that it need not run out."""

@@ -224,6 +224,7 @@ class RouteOpen:
     excluded: tuple[PeerId, ...] = field(18, listing(PEER, MAX_EXCLUDED), default=())
     entry_addresses: tuple[str, ...] = field(20, ADDRESSES, default=())
     generated: int = field(22, POSITION, default=0)  # how many of the last ids of the prompt were sampled before
+    failed: tuple[Failed, ...] = field(21, listing(nested(Failed), 64), default=())  # tried before for this request
 
 
 @message(9)

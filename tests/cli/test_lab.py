@@ -32,7 +32,9 @@ def test_up_run_status_down(meshnode: Meshnode, tiny_model: Path, lab: Path) -> 
 
         ask = ("lab", "run", "--prompt", "hello", "--max-tokens", "3", *at)
         said = json.loads(meshnode(*ask, "--model", str(tiny_model), "--json").out)
-        assert [hop["effective"] for hop in said["route"]] == [[0, 4], [4, 6]]
+        (begin, cut), (cut_too, end) = (hop["effective"] for hop in said["route"])
+        assert (begin, end) == (0, 6)
+        assert 2 <= cut == cut_too <= 4  # where, the faster of the two decides
         assert len(said["token_ids"]) == 3
         assert json.loads(meshnode(*ask, "--model", up["artifact"][7:17], "--json").out)["text"] == said["text"]
         ended = meshnode(*ask, "--model", str(tiny_model), "--details")

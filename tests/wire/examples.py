@@ -68,6 +68,7 @@ EXAMPLES: list[Any] = [
         excluded=(KEY.peer,),
         entry_addresses=("/ip4/127.0.0.1/tcp/2",),
         generated=1,
+        failed=(messages.Failed(KEY.peer, 3, "busy"),),
     ),
     messages.Lease(
         lease=LEASE_ID,
