@@ -7,6 +7,8 @@ Faults of stock libp2p 0.8.1 that are cured here, each by a test in tests/net/te
 - ADD_PROVIDER is cut off silently after 10 in 10 s, and never answered for: here the echo is awaited, and the limit
   fits what a node of several artifacts announces;
 - records do not reach peers that join later: here they are given to each member that joins, and again regularly;
+- a key has 20 providers, and whoever comes later is turned away: here it has MAX_PROVIDERS, the freshest;
+- dead providers are named for 48 h: here whoever is lost is dialled, and forgotten when it is gone;
 - 12 streams that say nothing block the server: they have a limit of time;
 - anyone may store values of any name: here there are none.
 """
@@ -15,27 +17,29 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.kad_dht.common import ALPHA, BUCKET_SIZE, PROTOCOL_ID
+from libp2p.kad_dht.common import BUCKET_SIZE, PROTOCOL_ID
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.provider_store import ProviderRecord, ProviderStore
 from libp2p.kad_dht.routing_table import RoutingTable
-from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.records.validator import NamespacedValidator
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
+from multiaddr import Multiaddr
 
 from ..errors import MeshError
 from .identify import remember
 from .swarm import MeshHost
+from .walk import Ask, Walk
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,11 @@ RECORD_LIMIT = 900.0  # s a provider record counts; a record is a hint, its prov
 ANNOUNCE_INTERVAL = 300.0  # s between announcements: two may be lost
 ANNOUNCE_AT_ONCE = 64  # ADD_PROVIDERs on one stream: a quarter of what a peer may send in 10 s
 MAX_KEYS = 8192  # that we keep records of
+MAX_PROVIDERS = 512  # of a key; then the oldest gives way
+MAX_TOLD = 2 * BUCKET_SIZE  # providers in one answer, drawn anew for each: who asks hears of more from others
+MAX_PROVIDER_ADDRESSES = 8
+DOUBT_S = 2.0  # from when a provider is lost until it is dialled: it may be coming back by itself
+MAX_DOUBTED = 64  # providers that are dialled in one go
 FIRST_REFRESH, LAST_REFRESH = 0.5, 60.0  # s between looking for members around us; doubles from one to the other
 
 
@@ -70,6 +79,8 @@ class MeshDht:
         self._unpublished: set[bytes] = set()
         self._publishing = trio.Lock()
         self._hurry = trio.Event()
+        self._doubted: set[str] = set()
+        self._doubt = trio.Event()
 
     async def _serve(self, stream: INetStream) -> None:
         with trio.move_on_after(SERVE_LIMIT):
@@ -80,6 +91,7 @@ class MeshDht:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._refresh)
             nursery.start_soon(self._announce)
+            nursery.start_soon(self._weed)
 
     async def _refresh(self) -> None:
         pause = LAST_REFRESH
@@ -95,7 +107,33 @@ class MeshDht:
         while True:
             await trio.sleep(ANNOUNCE_INTERVAL)
             self.records.drop_old()
+            self._suspect(self.records.peers())
             await self._publish(tuple(self._keys))
+
+    async def _weed(self) -> None:
+        """Dials providers that are in doubt; those that are not there are forgotten."""
+
+        async def check(peer: str) -> None:
+            addresses = [address.to_bytes() for address in self.records.addresses(peer)]
+            remember(self._host.get_peerstore(), ID.from_base58(peer), addresses)  # else it is looked for far and wide
+            try:
+                await self._host.reach(peer)
+            except MeshError as error:
+                log.info("a provider is gone: %s", error)
+                self.records.forget_peer(peer)
+
+        while True:
+            await self._doubt.wait()
+            await trio.sleep(DOUBT_S * random.uniform(0.5, 1.5))
+            doubted, self._doubted, self._doubt = self._doubted, set(), trio.Event()
+            async with trio.open_nursery() as nursery:
+                for peer in random.sample(sorted(doubted), min(len(doubted), MAX_DOUBTED)):
+                    nursery.start_soon(check, peer)
+
+    def _suspect(self, peers: Iterable[str]) -> None:
+        self._doubted.update(peer for peer in peers if peer not in self._members)
+        if self._doubted:
+            self._doubt.set()
 
     async def joined(self, peer: str) -> None:
         """A member whose addresses are known: it enters the table, and is given what it should keep of ours."""
@@ -109,6 +147,8 @@ class MeshDht:
 
     def lost(self, peer: str) -> None:
         self.table.remove_peer(ID.from_base58(peer))
+        if peer in self.records.peers():
+            self._suspect([peer])
 
     # -- what the network offers
 
@@ -131,7 +171,7 @@ class MeshDht:
     async def find(self, key: bytes, timeout: float) -> list[str]:
         """Ids of peers announced under a key, this node included; those found when the time is over."""
         record = record_key(key)
-        found = [str(info.peer_id) for info in self.records.get_providers(record)]
+        found = self.records.all_of(record)
         with trio.move_on_after(timeout):
             await self._walk(record, self._ask_providers(record, found))
         return list(dict.fromkeys(found))
@@ -148,34 +188,14 @@ class MeshDht:
 
     # -- look-ups
 
-    async def _walk(self, target: bytes, ask: Callable[[ID], Awaitable[list[ID]]]) -> list[ID]:
-        """Asks the members closest to a target, and closer ones that they name; gives who answered, closest first."""
-        known = self._known()
-        asked: set[ID] = set()
-        answered: set[ID] = set()
-
-        async def one(peer: ID) -> None:
-            try:
-                known.update(await ask(peer))
-                answered.add(peer)
-            except MeshError as error:
-                log.debug("look-up: %s", error)
-
-        while True:
-            failed = asked - answered
-            closest: list[ID] = sort_peer_ids_by_distance(target, list(known - failed - {self._own}))[:BUCKET_SIZE]
-            batch = [peer for peer in closest if peer not in asked][:ALPHA]
-            if not batch:
-                return closest
-            asked.update(batch)
-            async with trio.open_nursery() as nursery:
-                for peer in batch:
-                    nursery.start_soon(one, peer)
+    async def _walk(self, target: bytes, ask: Ask) -> list[ID]:
+        """Who answered of the members closest to a target, closest first."""
+        return await Walk(target, self._own, self._known(), ask).run()
 
     def _known(self) -> set[ID]:
         return {*self.table.get_peer_ids(), *map(ID.from_base58, self._members)}
 
-    def _ask_providers(self, record: bytes, found: list[str]) -> Callable[[ID], Awaitable[list[ID]]]:
+    def _ask_providers(self, record: bytes, found: list[str]) -> Ask:
         async def ask(peer: ID) -> list[ID]:
             (answer,) = await self._query(peer, Message(type=Message.GET_PROVIDERS, key=record))
             found.extend(map(str, self._learn(answer.providerPeers)))
@@ -183,7 +203,7 @@ class MeshDht:
 
         return ask
 
-    def _find_node(self, target: bytes) -> Callable[[ID], Awaitable[list[ID]]]:
+    def _find_node(self, target: bytes) -> Ask:
         async def ask(peer: ID) -> list[ID]:
             (answer,) = await self._query(peer, Message(type=Message.FIND_NODE, key=target))
             return self._learn(answer.closerPeers)
@@ -193,7 +213,7 @@ class MeshDht:
     def _learn(self, peers: Iterable[Message.Peer]) -> list[ID]:
         """The ids in an answer; addresses of those that we have no connection to are kept."""
         found = []
-        for peer in list(peers)[: 2 * BUCKET_SIZE]:
+        for peer in list(peers)[:MAX_TOLD]:
             peer_id = ID(peer.id)
             if peer_id != self._own and len(peer.id) <= 64:
                 if not self._host.get_network().get_connections(peer_id):
@@ -262,26 +282,51 @@ class MemberTable(RoutingTable):  # type: ignore[misc]
 
 
 class Records(ProviderStore):  # type: ignore[misc]
-    """Provider records that end after RECORD_LIMIT, of at most MAX_KEYS keys."""
+    """Provider records that end after RECORD_LIMIT, of at most MAX_KEYS keys with MAX_PROVIDERS each."""
 
     def __init__(self, host: MeshHost) -> None:
         super().__init__(host)
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
-        if key in self.providers or len(self.providers) < MAX_KEYS:
-            super().add_provider(key, provider)
+        if key not in self.providers and len(self.providers) >= MAX_KEYS:
+            return
+        records = self.providers.setdefault(key, {})
+        records.pop(str(provider.peer_id), None)
+        info = PeerInfo(provider.peer_id, provider.addrs[:MAX_PROVIDER_ADDRESSES])
+        records[str(provider.peer_id)] = ProviderRecord(info)
+        if len(records) > MAX_PROVIDERS:
+            own = str(self.local_peer_id)
+            records.pop(next(peer for peer in records if peer != own))
 
     def get_providers(self, key: bytes) -> list[PeerInfo]:
-        return [record.provider_info for record in self.providers.get(key, {}).values() if self._counts(record)]
+        """What is told to who asks: MAX_TOLD of them."""
+        counting = [record.provider_info for record in self.providers.get(key, {}).values() if self._counts(record)]
+        return random.sample(counting, min(len(counting), MAX_TOLD))
+
+    def all_of(self, key: bytes) -> list[str]:
+        return [peer for peer, record in self.providers.get(key, {}).items() if self._counts(record)]
+
+    def peers(self) -> set[str]:
+        """Every provider of anything, but this node."""
+        return {peer for records in self.providers.values() for peer in records} - {str(self.local_peer_id)}
 
     def _counts(self, record: ProviderRecord) -> bool:
         return bool(record.peer_id == self.local_peer_id or time.time() - record.timestamp < RECORD_LIMIT)
+
+    def addresses(self, peer: str) -> list[Multiaddr]:
+        """As its records have them."""
+        found = (records[peer].provider_info.addrs for records in self.providers.values() if peer in records)
+        return next(found, [])
 
     def drop_old(self) -> None:
         for key, records in list(self.providers.items()):
             for peer, record in list(records.items()):
                 if not self._counts(record):
                     self.forget(key, peer)
+
+    def forget_peer(self, peer: str) -> None:
+        for key in list(self.providers):
+            self.forget(key, peer)
 
     def forget(self, key: bytes, peer: str) -> None:
         records = self.providers.get(key, {})

@@ -225,7 +225,7 @@ class MeshHost(BasicHost):  # type: ignore[misc]
         self, key_pair: KeyPair, swarm: MeshSwarm, reach: Callable[[str], Awaitable[MeshConn]], handlers: Any
     ) -> None:
         self._key_pair = key_pair
-        self._reach = reach
+        self.reach = reach  # gives a connection to a member, dialled when needed, or raises MeshError
         super().__init__(
             swarm,
             default_protocols=OrderedDict(handlers),
@@ -245,7 +245,7 @@ class MeshHost(BasicHost):  # type: ignore[misc]
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[Any]) -> INetStream:
         """A stream to a member, which is dialled when needed."""
-        conn = await self._reach(str(peer_id))
+        conn = await self.reach(str(peer_id))
         return await self.open_on(conn, str(protocol_ids[0]))
 
     async def open_on(self, conn: MeshConn, protocol: str, first: bytes = b"") -> NetStream:

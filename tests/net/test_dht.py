@@ -89,6 +89,65 @@ async def test_what_was_heard_is_not_kept():
         assert set(await c.find(b"key")) == {a.peer, b.peer}
 
 
+async def test_more_than_a_bucket_of_providers_are_found():
+    """The stock store keeps the first twenty of a key."""
+    async with mesh(2) as (a, b):
+        crowd = [ID.from_base58(NodeKey(bytes([n]) * 32).peer) for n in range(35)]
+        for peer in crowd:
+            a._dht.records.add_provider(record_key(b"key"), PeerInfo(peer, [Multiaddr("/ip4/127.0.0.1/tcp/1")]))
+        assert set(await b.find(b"key")) == {str(peer) for peer in crowd}
+
+
+async def test_a_key_s_providers_are_bounded_and_the_freshest(monkeypatch):
+    monkeypatch.setattr(dht, "MAX_PROVIDERS", 3)
+    async with mesh(1) as (a,):
+        await a.provide(b"key")
+        crowd = [ID.from_base58(NodeKey(bytes([n]) * 32).peer) for n in range(6)]
+        for peer in crowd:
+            a._dht.records.add_provider(record_key(b"key"), PeerInfo(peer, [Multiaddr("/ip4/127.0.0.1/tcp/1")] * 20))
+        kept = a._dht.records.providers[record_key(b"key")]
+        assert set(kept) == {a.peer, *map(str, crowd[-2:])}
+        assert all(len(r.provider_info.addrs) <= 8 for r in kept.values())
+
+
+async def test_a_provider_that_died_is_forgotten(monkeypatch):
+    monkeypatch.setattr(dht, "DOUBT_S", 0.1)
+    async with mesh(2) as (a, b):
+        async with open_network(NodeKey.generate(), SECRET, listen=LISTEN, bootstrap=a.addresses) as dead:
+            await dead.wait_joined()
+            await dead.provide(b"key")
+            assert await b.find(b"key") == [dead.peer]
+        await until(lambda: not a._dht.records.peers() and not b._dht.records.peers(), 3)
+        assert await b.find(b"key") == []
+
+
+async def test_a_provider_whose_connection_alone_broke_is_kept(monkeypatch):
+    monkeypatch.setattr(dht, "DOUBT_S", 0.1)
+    async with mesh(2) as (a, b):
+        await b.provide(b"key")
+        a._members.let_go(b.peer)
+        await until(lambda: not a.connected())
+        await until(lambda: a.connected())
+        await trio.sleep(0.2)
+        assert a._dht.records.all_of(record_key(b"key")) == [b.peer]
+
+
+async def test_one_that_does_not_answer_holds_a_look_up_up_only_briefly():
+    async with mesh(3) as (a, b, c):
+        await b.provide(b"key")
+        await until(lambda: len(a.connected()) == 2)
+        for node in (a, b):
+            await c.connect(node.peer, node.addresses)
+
+        async def silence(_):
+            await trio.sleep_forever()
+
+        a._members.host.set_stream_handler(PROTOCOL_ID, silence)
+        start = time.monotonic()
+        assert await c.find(b"key") == [b.peer]
+        assert time.monotonic() - start < 2 < dht.QUERY_LIMIT
+
+
 async def test_many_keys_reach_others():
     """The stock server drops all but ten in ten seconds, and says nothing."""
     async with mesh(2) as (a, b):
