@@ -18,7 +18,7 @@ MODEL ?= smollm2
 NODES ?= 8
 RECEIPTS ?= 500
 
-.PHONY: help setup worker model demo lint test soak soak-files soak-worker soak-receipts sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-receipts sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test             every check and test"
 	@echo "make setup            the environment in .venv"
 	@echo "make worker           the engine's worker, built once a machine: make worker CMAKE_ARGS=-DGGML_CUDA=ON"
+	@echo "make wheel            dist/*.whl with workers for every x86-64 level, which installs without a compiler"
 	@echo "make model            SmolLM2-135M-Instruct, for the demo and the live tests"
 	@echo "make lint             style, types, floors, generated documents"
 	@echo "make soak             the live tests with many repetitions: make soak SEED=5 ROUNDS=50"
@@ -58,6 +59,9 @@ export MESHNODE_CMAKE_ARGS ?= $(CMAKE_ARGS)
 
 worker: $(STAMP)
 	@$(PY) -m meshnode.worker.build
+
+wheel: $(STAMP)
+	@$(PY) -m meshnode.worker.wheel
 
 model: $(STAMP)
 	@$(PY) fixtures/fetch_model.py smollm2

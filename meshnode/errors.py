@@ -50,6 +50,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "bad_output": (6, "the output cannot be written", "send it to a file with room, or to /dev/null"),
     "no_node": (6, "no node runs on this home", "start one with `meshnode serve`, or give --join to `run`"),
     "missing_tool": (6, "a program that the build needs is missing", "install it"),
+    "unsupported_cpu": (6, "the CPU lacks what the worker needs", "build it in a checkout: `make worker`"),
     "build_failed": (6, "the worker could not be built", "see the end of the build's output"),
     "worker_died": (7, "the worker process ended", "ask again; see the node's log if it repeats"),
     "worker_hung": (7, "the worker process did not answer in time", "ask again; see the node's log if it repeats"),

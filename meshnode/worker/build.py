@@ -1,6 +1,6 @@
 """Builds the worker from the pinned engine and our sources, once a machine.
 
-    python -m meshnode.worker.build [--target worker|tests|sweep|upstream|asan] [--print-path]
+    python -m meshnode.worker.build [--target worker|tests|sweep|upstream|asan] [--variant LEVEL] [--print-path]
 
 Two levels lie in the cache, `engine/` below config.cache_dir(), each folder named by a hash of all that decides its
 content: the engine's static libraries (pin, patches, flags, compiler, CPU features), and what is linked with them
@@ -19,8 +19,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -32,11 +30,12 @@ from pathlib import Path
 from ..artifact import architectures
 from ..config import cache_dir
 from ..errors import MeshError
+from . import variants
 from .patch import PatchError, apply
+from .tools import Percent, Progress, Tools, output, run
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 LAYOUT = 1  # of the folders in the cache
-CMAKE_MIN = (3, 20)
 LIBRARIES = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")  # every build has these
 FURTHER_LIBRARIES = "libggml-*.a"  # of the backends that were asked for
 HEADERS = ("include/*.h", "ggml/include/*.h", "src/llama-ext.h")  # flat in include/ of the built engine
@@ -51,9 +50,6 @@ TARGETS = {  # what is built: executables, whether the engine is patched
 SANITIZED = {f"CMAKE_{kind}_FLAGS": "-fsanitize=address -fno-omit-frame-pointer" for kind in ("C", "CXX")}
 NOT_THE_WORKER = ("test_", "fake_", "greedy", "parity_")  # sources whose change leaves the worker as it is
 FOR_BOTH = ("CMAKE_BUILD_TYPE", "CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")  # the engine's options that what links it takes too
-LOG_TAIL = 25  # lines of a failed build's output that an error shows
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -77,40 +73,6 @@ class Pin:
             raise MeshError("build_failed", "the worker's sources are not beside the package", hint=hint) from error
 
 
-@dataclass(frozen=True)
-class Tools:
-    """Programs of this machine that the build uses, as absolute paths."""
-
-    cmake: str
-    generator: str
-    cc: str
-    cxx: str
-
-    @classmethod
-    def find(cls) -> Tools:
-        """Raises MeshError missing_tool, naming the package to install."""
-        cmake = _tool("cmake", ("cmake",), "cmake")
-        found = re.search(r"(\d+)\.(\d+)", _output(cmake, "--version"))
-        if not found or (int(found[1]), int(found[2])) < CMAKE_MIN:
-            least = ".".join(map(str, CMAKE_MIN))
-            raise MeshError("missing_tool", f"cmake is older than {least}", hint=f"install cmake >= {least}")
-        generator = "Ninja" if shutil.which("ninja") else "Unix Makefiles"
-        if generator != "Ninja":
-            _tool("make", ("make",), "ninja-build")
-        cc = _tool("a C compiler", (os.environ.get("CC", ""), "cc", "gcc", "clang"), "gcc")
-        cxx = _tool("a C++ compiler", (os.environ.get("CXX", ""), "c++", "g++", "clang++"), "g++")
-        return cls(cmake, generator, cc, cxx)
-
-    def identity(self) -> list[str]:
-        """What decides the code that comes out: the compilers and what `native` means on this CPU."""
-        out = []
-        for compiler, language in ((self.cc, "c"), (self.cxx, "c++")):
-            out.append(_output(compiler, "--version").splitlines()[0])
-            macros = _output(compiler, "-march=native", "-dM", "-E", "-x", language, os.devnull)
-            out.append("\n".join(sorted(macros.splitlines())))
-        return out
-
-
 def cmake_options(text: str) -> dict[str, str]:
     """`-DGGML_CUDA=ON -D...` as settings of the engine's build. Raises MeshError bad_config."""
     hint = "write MESHNODE_CMAKE_ARGS as -DNAME=VALUE, parted by spaces"
@@ -126,22 +88,29 @@ def cmake_options(text: str) -> dict[str, str]:
 
 
 def worker_path(*, progress: Progress | None = None) -> Path:
-    """The worker's executable, built first if need be (minutes).
+    """The worker's executable: the one that came with this installation, else built first if need be (minutes).
 
-    progress: gets lines such as "engine: 40 %". Raises MeshError: missing_tool, build_failed.
+    progress: gets lines such as "engine: 40 %". Raises MeshError: missing_tool, build_failed, unsupported_cpu.
     """
+    if came_with := variants.bundled():
+        return came_with
     return build("worker", progress=progress) / "meshnode-worker"
 
 
 def find_worker() -> Path | None:
-    """The worker's executable if it is built already; nothing is built."""
+    """The worker's executable if it is there already; nothing is built."""
+    if came_with := variants.bundled():
+        return came_with
     path = Builder.make("worker", None).folder / "meshnode-worker"
     return path if path.exists() else None
 
 
-def build(target: str, *, progress: Progress | None = None) -> Path:
-    """The folder that holds a target's executables (TARGETS), built first if need be. Raises MeshError as above."""
-    return Builder.make(target, progress).build()
+def build(target: str, *, variant: str | None = None, progress: Progress | None = None) -> Path:
+    """The folder that holds a target's executables (TARGETS), built first if need be. Raises MeshError as above.
+
+    variant: a level of VARIANTS, for every machine that has it and no library beside glibc; None: for this machine.
+    """
+    return Builder.make(target, progress, variant).build()
 
 
 @dataclass
@@ -152,14 +121,18 @@ class Builder:
     tools: Tools
     patches: tuple[Path, ...]
     report: Progress
+    variant: str | None = None
 
     @classmethod
-    def make(cls, target: str, progress: Progress | None) -> Builder:
+    def make(cls, target: str, progress: Progress | None, variant: str | None = None) -> Builder:
         patches = tuple(sorted((NATIVE / "patches").glob("*.patch"))) if TARGETS[target][1] else ()
         pin = Pin.load()
         if target == "asan":
             pin = replace(pin, cmake=pin.cmake | SANITIZED)
-        return cls(target, cache_dir() / "engine", pin, Tools.find(), patches, progress or (lambda line: None))
+        if variant is not None:
+            pin = replace(pin, cmake=pin.cmake | variants.settings(variant))
+        root = cache_dir() / "engine"
+        return cls(target, root, pin, Tools.find(), patches, progress or (lambda line: None), variant)
 
     @property
     def patches_digest(self) -> str:
@@ -168,7 +141,7 @@ class Builder:
     @property
     def engine(self) -> Path:
         pin = [self.pin.sha256, self.pin.source, sorted(self.pin.cmake.items())]
-        key = _digest([LAYOUT, pin, self.patches_digest, self.tools.identity()])
+        key = _digest([LAYOUT, pin, self.patches_digest, self.tools.identity(self.variant or "native")])
         return self.root / f"engine-{key[:16]}"
 
     @property
@@ -186,7 +159,15 @@ class Builder:
     def engine_build(self) -> str:
         """What else fixes the engine's numbers, for its recipe: compiler and options; the CPU's features it knows."""
         options = _digest(sorted(self.pin.cmake.items()))[:16]
-        return f"{_output(self.tools.cxx, '--version').splitlines()[0]}, options {options}"
+        level = f", {self.variant}" if self.variant else ""
+        return f"{output(self.tools.cxx, '--version').splitlines()[0]}{level}, options {options}"
+
+    def _portable(self) -> dict[str, str]:
+        """So that a variant needs nothing of the machine it runs on but glibc: a compiler's own libraries go in."""
+        if self.variant is None:
+            return {}
+        gomp = output(self.tools.cxx, "-print-file-name=libgomp.a").strip()
+        return {"OpenMP_gomp_LIBRARY": gomp, "CMAKE_EXE_LINKER_FLAGS": "-static-libgcc -static-libstdc++ -s"}
 
     def build(self) -> Path:
         engine, folder = self.engine, self.folder
@@ -241,6 +222,7 @@ class Builder:
             "ENGINE_PATCHES": self.patches_digest[:16],
             "ENGINE_BUILD": self.engine_build,
             **{name: value for name, value in self.pin.cmake.items() if name in FOR_BOTH},
+            **self._portable(),
         }
         if self.target == "sweep":  # the engine's generator of test models is no part of its libraries
             self._unpack_patched(source := out.parent / "source")
@@ -267,7 +249,7 @@ class Builder:
         requirement = folder / "requirements.txt"
         requirement.write_text(f"{self.pin.package}=={self.pin.version} --hash=sha256:{self.pin.sha256}\n")
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--no-binary=:all:"]
-        _run([*pip, "--dest", str(folder), "--requirement", str(requirement)], "pip cannot fetch the engine's source")
+        run([*pip, "--dest", str(folder), "--requirement", str(requirement)], "pip cannot fetch the engine's source")
         for path in folder.glob("*.tar.gz"):
             if _file_digest(path) == self.pin.sha256:
                 return path
@@ -278,69 +260,10 @@ class Builder:
         settings = {"CMAKE_C_COMPILER": self.tools.cc, "CMAKE_CXX_COMPILER": self.tools.cxx, **settings}
         flags = [f"-D{key}={value}" for key, value in settings.items()]
         failure = f"the {name} cannot be built"
-        _run([self.tools.cmake, "-S", str(source), "-B", str(made), "-G", self.tools.generator, *flags], failure)
+        run([self.tools.cmake, "-S", str(source), "-B", str(made), "-G", self.tools.generator, *flags], failure)
         jobs = str(len(os.sched_getaffinity(0)))
         command = [self.tools.cmake, "--build", str(made), "--parallel", jobs, "--target", *targets]
-        _run(command, failure, _Percent(name, self.report))
-
-
-class _Percent:
-    """Turns the output of ninja ("[3/78] ...") and make ("[ 4%] ...") into a report every ten percent."""
-
-    def __init__(self, name: str, report: Progress) -> None:
-        self.name, self.report, self.next = name, report, 10
-
-    def __call__(self, line: str) -> None:
-        found = re.match(r"\[\s*(\d+)(?:/(\d+)|%)\]", line)
-        if not found:
-            return
-        percent = 100 * int(found[1]) // int(found[2] or 100)
-        if percent >= self.next:
-            self.report(f"{self.name}: {percent} %")
-            self.next = percent // 10 * 10 + 10
-
-
-def _tool(what: str, names: Sequence[str], package: str) -> str:
-    for name in names:
-        if name and (found := shutil.which(name)):
-            return found
-    raise MeshError("missing_tool", f"{what} is missing", hint=f"install the package {package} (apt install {package})")
-
-
-def _output(*command: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
-    if result.returncode != 0:
-        raise MeshError("build_failed", f"{Path(command[0]).name} does not work: {result.stderr.strip()[-200:]}")
-    return result.stdout
-
-
-def _run(command: Sequence[str], failure: str, each_line: Progress | None = None) -> None:
-    """Runs a command to its end; when it fails or is interrupted nothing of it stays."""
-    lines: list[str] = []
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # one group, so that the compilers end with it
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if each_line:
-                each_line(line)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)
-        raise
-    finally:
-        process.wait()
-    if process.returncode != 0:
-        tail = "".join(lines[-LOG_TAIL:]).strip()
-        hint = f"{Path(command[0]).name} ended with {process.returncode}:\n{tail}"
-        raise MeshError("build_failed", failure, hint=hint)
+        run(command, failure, Percent(name, self.report))
 
 
 def _unpack(sdist: Path, inner: str, to: Path) -> None:
@@ -369,13 +292,18 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m meshnode.worker.build", description="Builds the worker.")
     parser.add_argument("--target", choices=sorted(TARGETS), default="worker")
+    parser.add_argument("--variant", choices=variants.VARIANTS, help="for every machine of a level, not for this one")
     parser.add_argument("--print-path", action="store_true", help="print the folder of the executables when done")
     args = parser.parse_args(argv)
     try:
-        folder = build(args.target, progress=lambda line: print(line, file=sys.stderr, flush=True))
+        folder = build(args.target, variant=args.variant, progress=on_stderr)
     except MeshError as error:
         print(f"{error}\n{error.hint}", file=sys.stderr)
         return error.exit_status

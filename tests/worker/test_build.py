@@ -112,13 +112,13 @@ def test_from_nothing_then_from_the_cache(native: Path, monkeypatch: pytest.Monk
     assert builder.find_worker() == worker
 
     commands: list[str] = []
-    original = builder._run
+    original = builder.run
 
     def spy(command: list[str], *rest: Any) -> None:
         commands.append(" ".join(command))
         original(command, *rest)
 
-    monkeypatch.setattr(builder, "_run", spy)
+    monkeypatch.setattr(builder, "run", spy)
     assert builder.worker_path() == worker
     assert commands == [], "nothing is run for what is in the cache"
 
@@ -166,13 +166,13 @@ def test_options_of_the_engine_pass_through(native: Path, monkeypatch: pytest.Mo
     assert (other.engine != usual.engine, other.folder != usual.folder) == (True, True)
     assert other.engine_build != usual.engine_build, "its recipe is another"
     commands: list[Sequence[str]] = []
-    original = builder._run
+    original = builder.run
 
     def spy(command: Sequence[str], *rest: Any) -> None:
         commands.append(command)
         original(command, *rest)
 
-    monkeypatch.setattr(builder, "_run", spy)
+    monkeypatch.setattr(builder, "run", spy)
     assert run(builder.worker_path()) == 42
     engine, worker = [command for command in commands if "-S" in command]
     assert {"-DGGML_LLAMAFILE=OFF", "-DCMAKE_CXX_FLAGS=-O1 -DNOTHING=1"} <= set(engine)
@@ -220,7 +220,7 @@ def test_the_pinned_bytes_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         seen.append((tmp_path / "requirements.txt").read_text())
         (tmp_path / "x.tar.gz").write_bytes(b"other bytes")
 
-    monkeypatch.setattr(builder, "_run", run_pip)
+    monkeypatch.setattr(builder, "run", run_pip)
     with pytest.raises(MeshError, match="not the pinned one"):
         made._download(tmp_path)
     assert seen == [f"{made.pin.package}=={made.pin.version} --hash=sha256:{made.pin.sha256}\n"]
@@ -296,7 +296,7 @@ def test_progress_of_both_generators() -> None:
         [f"[{i:3d}%] Building CXX object" for i in range(101)],
     ):
         said: list[str] = []
-        report = builder._Percent("engine", said.append)
+        report = builder.Percent("engine", said.append)
         for line in [*lines, "noise", "[x/y]"]:
             report(line)
         assert said[0] == "engine: 10 %"
