@@ -39,6 +39,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "cancelled": (130, "it was cancelled", "ask again"),
     # this machine
     "home_in_use": (6, "another node runs on this home", "stop it with `meshnode stop`, or give another --home"),
+    "unhealthy": (1, "`meshnode doctor` found a fault", "run the commands that it names"),
     "bad_home": (6, "the home folder cannot be used", "check its permissions, or give another --home"),
     "unknown_receipt": (4, "no receipt of that name is in the ledger", "see `meshnode receipts`"),
     "bad_export": (3, "the file holds no exported receipts", "name a file that `meshnode receipts export` wrote"),

@@ -30,6 +30,7 @@ COMMANDS = {
     "balance": "Show what peers did for others, and had done.",
     "key": "Show, keep or move the key that a node is known by.",
     "service": "Let this machine run a node by itself, as a service of its user.",
+    "doctor": "Look for what keeps this machine from serving, and tell what mends it.",
     "stop": "Stop the node of this home.",
     "lab": "Try a whole private mesh on this machine.",
 }
