@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import click
 
-from . import endings
+from . import endings, settings
 
 COMMANDS = {
     "serve": "Run a node: hold layers of models, or none, and answer.",
@@ -31,12 +31,14 @@ COMMANDS = {
     "key": "Show, keep or move the key that a node is known by.",
     "service": "Let this machine run a node by itself, as a service of its user.",
     "doctor": "Look for what keeps this machine from serving, and tell what mends it.",
+    "config": "Show what is set, and where.",
+    "completion": "Print the script that lets a shell complete commands.",
     "stop": "Stop the node of this home.",
     "lab": "Try a whole private mesh on this machine.",
 }
 
 
-GROUPS = ("lab", "key", "service", "receipts", "peers")
+GROUPS = ("lab", "key", "service", "receipts", "peers", "config")
 
 
 class _Commands(click.Group):
@@ -56,7 +58,11 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": settings.PREFIX,
+    },
     invoke_without_command=True,
 )
 @click.option("--debug", is_flag=True, envvar="MESHNODE_DEBUG", help="Show logs and tracebacks on the terminal.")
@@ -71,6 +77,8 @@ def _cli(context: click.Context, debug: bool) -> None:
     endings.set_up_logs(debug)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+    elif isinstance(context.command, click.Group) and context.invoked_subcommand not in ("config", "completion"):
+        context.default_map = settings.defaults(context.command, context, context.invoked_subcommand)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is taken down, as by Ctrl-C
     try:
         endings.keep_standard_files()
+        if "_MESHNODE_COMPLETE" in os.environ:
+            from .completion import complete
+
+            if (status := complete(_cli)) is not None:
+                return status
         with _cli.make_context("meshnode", arguments) as context:  # click's own main has endings of its own
             _cli.invoke(context)
         sys.stdout.flush()

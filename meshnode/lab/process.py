@@ -22,6 +22,7 @@ from ..ids import Layers
 from .plan import Plan
 
 PROGRAM = (sys.executable, "-m", "meshnode")
+NOT_FOR_LABS = ("MESHNODE_INVITE", "MESHNODE_HOME", "MESHNODE_SERVE_")  # what a person set for a node of their own
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 LEASE_TTL_S = 5.0  # a killed entry node is to be noticed while one watches
 ASK_S, TELL_S = 5.0, 3.0  # a node's time to end when asked, and after SIGTERM, before it is killed
@@ -75,7 +76,8 @@ def spawn(folder: Path, name: str, plan: Plan, layers: Layers | None, invite: Pa
     command += ["--layers", str(layers)] if layers else []
     command += ["--join", str(invite)] if invite else []
     command += ["--lifeline"] if passing else []
-    environ = {key: value for key, value in os.environ.items() if key not in ("MESHNODE_INVITE", "MESHNODE_HOME")}
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(NOT_FOR_LABS)}
+    environ["MESHNODE_CONFIG"] = os.devnull  # a person's own node is set there
     member = Member(name, home, 0, 0, layers)
     with open(member.output_path, "wb") as output, open(member.errors_path, "wb") as errors:
         process = subprocess.Popen(

@@ -38,6 +38,7 @@ def meshnode(capfd: pytest.CaptureFixture[str], home: Home, monkeypatch: pytest.
     for name in ("MESHNODE_INVITE", "MESHNODE_DEBUG", "MESHNODE_LAB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MESHNODE_HOME", str(home.path))
+    monkeypatch.setenv("MESHNODE_CONFIG", str(home.path.parent / "config.toml"))
 
     def call(*arguments: str) -> Ended:
         capfd.readouterr()

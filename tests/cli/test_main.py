@@ -14,6 +14,7 @@ NESTED = [
     *(f"key {name}" for name in ("show", "export", "import")),
     *(f"receipts {name}" for name in ("show", "export", "verify")),
     *(f"service {name}" for name in ("install", "uninstall")),
+    *(f"config {name}" for name in ("show", "path")),
 ]
 
 
