@@ -18,7 +18,7 @@ MODEL ?= smollm2
 NODES ?= 8
 RECEIPTS ?= 500
 
-.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-receipts sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make soak-worker      random requests to one worker, each answer held against a fresh one's: OPS=10000 SEED=5"
 	@echo "make soak-receipts    receipts in bursts while nodes are killed and come back: NODES=8 RECEIPTS=500"
 	@echo "make sim-receipts     fifty nodes, liars among them, on a virtual clock; ends with one line of JSON"
+	@echo "make soak-members     twelve processes, one killed and one started every 10 s; fifty meshes started at once: SECONDS=300"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
 	@echo "make fuzz             wrong frames for the worker built with sanitizers: make fuzz SECONDS=600 SEED=2"
@@ -100,6 +101,9 @@ soak-receipts: worker model
 
 sim-receipts: $(STAMP)
 	@PYTHONPATH=fixtures $(PY) -m tests.ledger.simulation $(ARGS)
+
+soak-members: $(STAMP)
+	@$(PY) -m tests.net.churn --seconds $(if $(filter file,$(origin SECONDS)),300,$(SECONDS)) --seed $(SEED)
 
 # Programs among the tests, which import what lies in fixtures/
 exact: worker model

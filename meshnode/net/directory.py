@@ -80,13 +80,14 @@ class Directory:
         return await self._ask(await self._candidates(list_key(self.mesh_id)), None)
 
     async def _candidates(self, key: bytes) -> list[PeerId]:
-        # members that are connected already cost one question; the DHT adds those that are not
-        found = dict.fromkeys([self._network.peer, *(p.peer for p in self._network.connected())])
+        """Those that the DHT names, then members that are connected: what they have may not have got around yet."""
+        found: list[str] = []
         try:
-            found |= dict.fromkeys(await self._network.find(key, timeout=FIND_TIMEOUT_S))
+            found = await self._network.find(key, timeout=FIND_TIMEOUT_S)
         except MeshError as error:
             log.info("look-up in the DHT: %s", error)
-        return [PeerId(peer) for peer in found][:ASKED]
+        connected = [info.peer for info in self._network.connected()]
+        return [PeerId(peer) for peer in dict.fromkeys([self._network.peer, *found, *connected])][:ASKED]
 
     async def _ask(self, peers: Iterable[PeerId], artifact: ArtifactId | None) -> list[Heard]:
         heard: list[Heard] = []

@@ -33,21 +33,24 @@ ANSWER_S = 30.0
 class Peer:
     """A node in a process of its own, as the one that forked it sees it."""
 
-    def __init__(self, bootstrap: Sequence[str], others: Sequence[Peer]) -> None:
+    def __init__(
+        self,
+        bootstrap: Sequence[str],
+        others: Sequence[Peer],
+        key: NodeKey | None = None,
+        listen: Sequence[str] = LISTEN,
+    ) -> None:
         there, self._write = os.pipe()
         self._read, here = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            for other in others:  # else their stdin would not end with the parent
-                for fd in (other._write, other._read):
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
-            os.close(self._write)
-            os.close(self._read)
             status = 1
             try:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-                trio.run(_live, tuple(bootstrap), there, here)
+                for other in (self, *(other for other in others if other.alive)):
+                    os.close(other._write)  # else their stdin would not end with the parent
+                    os.close(other._read)
+                trio.run(_live, key or NodeKey.generate(), tuple(listen), tuple(bootstrap), there, here)
                 status = 0
             finally:
                 os._exit(status)
@@ -55,6 +58,8 @@ class Peer:
         os.close(here)
         self._buffer = b""
         self.alive = True
+
+    def wait_ready(self) -> None:
         hello = self.answer()
         self.id: str = hello["peer"]
         self.addresses: list[str] = hello["addresses"]
@@ -104,6 +109,7 @@ def join(peers: list[Peer], bootstrap: Sequence[str] = ()) -> Peer:
     first = next((peer for peer in peers if peer.alive), None)
     peer = Peer(bootstrap or (first.addresses if first is not None else ()), peers)
     peers.append(peer)
+    peer.wait_ready()
     return peer
 
 
@@ -114,12 +120,14 @@ def ask_all(peers: Sequence[Peer], **command: Any) -> list[dict[str, Any]]:
     return [peer.answer() for peer in peers]
 
 
-async def _live(bootstrap: Sequence[str], stdin: int, stdout: int) -> None:
+async def _live(key: NodeKey, listen: Sequence[str], bootstrap: Sequence[str], stdin: int, stdout: int) -> None:
     async def echo(_: str, request: bytes) -> bytes:
         return request
 
-    async with open_network(NodeKey.generate(), MESH, listen=LISTEN, bootstrap=bootstrap) as network:
+    async with open_network(key, MESH, listen=listen, bootstrap=bootstrap) as network:
         network.serve(ECHO, echo)
+        with contextlib.suppress(MeshError):  # the first has nobody to join
+            await network.wait_joined()
         _print(stdout, peer=network.peer, addresses=network.addresses)
         async with trio.lowlevel.FdStream(stdin) as commands:
             buffer = b""
