@@ -38,11 +38,15 @@ class HopSession:
 
     def accept_ring(self, tokens: Tokens) -> None:
         """The tail's tokens, at the head: the same rules for what comes next."""
+        self.check_ring(tokens)
+        self._extend(tokens.first, len(tokens.ids), tokens.first, tokens.segment)
+
+    def check_ring(self, tokens: Tokens) -> None:
+        """MeshError unless they are of this epoch, whatever comes before them."""
         if (tokens.session, tokens.epoch) != (self.lease.session, self.lease.epoch):
             raise MeshError("stale_epoch", "tokens of another epoch")
         if not tokens.ids:
             raise MeshError("bad_frame", "no tokens to go on with")
-        self._extend(tokens.first, len(tokens.ids), tokens.first, tokens.segment)
 
     def _extend(self, first: int, count: int, cached: int, segment: int) -> None:
         if cached != self.positions:

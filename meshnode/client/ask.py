@@ -50,6 +50,20 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Recovered:
+    """A hop was lost, and the answer goes on in another epoch. seconds: until its route was ready."""
+
+    epoch: int
+    why: str  # the code of the fault
+    tokens: int  # of the answer so far
+    replayed: int  # positions, at the hop that had the fewest
+    restarted: bool  # from position 0 on a route of other recipes: nobody of equal recipe was there
+    may_differ: bool  # from what an undisturbed run would have said
+    seconds: float
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True)
 class Done:
     """The whole answer. Times in seconds from when the prompt was pushed."""
 
@@ -63,6 +77,7 @@ class Done:
     receipts: tuple[Filed, ...]  # by segment, the head's first
     accepted: tuple[Signed, ...]  # the entry node's countersignatures, one a segment
     fault: MeshError | None  # why there is none
+    recovered: tuple[Recovered, ...] = ()
 
 
-Event: TypeAlias = Routed | Token | Done
+Event: TypeAlias = Routed | Token | Recovered | Done

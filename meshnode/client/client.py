@@ -6,22 +6,21 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import trio
-
 from ..artifact.names import match
 from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import ArtifactId, PeerId, SessionId, new_session
 from ..keys import NodeKey
 from ..net.directory import Directory
-from ..net.links import Links, Refused
+from ..net.links import Links
 from ..route import choose, cost
 from ..route.choose import Heard
-from ..route.verify import check_route
-from ..wire import messages, statements
-from ..wire.messages import Failed, Failure, Grant, Lease, RouteOpen, RouteReady, Signed, Tokenize, Tokenized, Tokens
+from ..wire import messages
+from ..wire.messages import Failure, Signed, Tokenize, Tokenized, Tokens
 from .ask import Ask, Event
-from .journey import Journey, abandon
+from .journey import Journey
+from .mending import Mender
+from .opening import Opener, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +39,9 @@ class Client:
         self._config = config
         self.open_timeout_s = OPEN_TIMEOUT_S
         self._journeys: dict[SessionId, Journey] = {}
-        self.addresses: tuple[str, ...] = ()
         self.on_signed: list[Callable[[Sequence[Signed]], None]] = []  # receipts and countersignatures of answers
+        self._opener = Opener(links, directory, key, config)
+        self._mender = Mender(self._opener, config)
         links.take(Tokens, self._tokens)
         links.take(Failure, self._failure)
         links.on_lost.append(self._lost)
@@ -106,63 +106,37 @@ class Client:
         raise fault or MeshError("no_route", "no head tokenizes the prompt")
 
     async def _open(self, ask: Ask, heads: Sequence[Heard], prompt: tuple[int, ...], max_tokens: int) -> Journey:
-        """Tries one head after the other, each with an epoch of its own."""
-        session, attempts, failed = new_session(), choose.ATTEMPTS_A_REQUEST, list[Failed]()
-        ends = trio.current_time() + self.open_timeout_s
-        candidates = heads[: choose.ATTEMPTS_A_HOP]
-        for epoch, head in enumerate(candidates, start=1):
-            node, left = head.offer.node, ends - trio.current_time()
-            if attempts < 1 or left <= 0:
-                break
-            attempts -= 1
-            patience = choose.patience(left, epoch == len(candidates))
-            grant = Grant(session, epoch, self._key.peer, head.offer.contract, len(prompt) + max_tokens)
-            signed = statements.sign(self._key, self._directory.mesh_id, grant)
-            route_open = RouteOpen(
-                grant=signed,
-                begin=0,
-                chain=(),
-                deadline=int(patience * 1000),
-                attempts=attempts,
-                sampling=ask.sampling,
-                prompt=prompt,
-                max_tokens=max_tokens,
-                excluded=self._directory.denied,
-                entry_addresses=self.addresses,
-                failed=choose.passed_on(failed),
-            )
-            leases: list[Lease] = []
-            try:
-                ready = await self._links.request(node, route_open, RouteReady, timeout=patience)
-                leases = check_route(ready.leases, grant, self._directory.mesh_id, node, self._directory.denied)
-                journey = Journey(
-                    self._links,
-                    self._key,
-                    self._config,
-                    self._directory.mesh_id,
-                    grant,
-                    leases,
-                    prompt,
-                    max_tokens,
-                    self._tell,
-                )
-                journey.claimed_s = cost.at(head.offer.pairs, 0)
-                await journey.link()
-            except Refused as refused:
-                if choose.is_of_the_request(refused.code, ask.sampling):
-                    raise MeshError(refused.code, refused.message) from refused
-                attempts = min(attempts, refused.attempts) if refused.failed else attempts
-                failed += [Failed(node, 0, refused.code, refused.message), *refused.failed]
-            except MeshError as error:
-                if error.code == "deadline":
-                    self._directory.blame(node)
-                failed.append(Failed(node, 0, error.code, error.message))
-                if leases:
-                    await abandon(self._links, leases)
-            else:
-                self._journeys[session] = journey
-                return journey
-        raise _no_route(failed)
+        contract = heads[0].offer.contract
+        wanted = Wanted(new_session(), contract, ask.sampling, len(prompt) + max_tokens, max_tokens)
+
+        async def candidates() -> AsyncIterator[tuple[PeerId, bool]]:
+            asked = heads[: choose.ATTEMPTS_A_HOP]
+            for number, head in enumerate(asked, start=1):
+                yield head.offer.node, number == len(asked)
+
+        route = await self._opener.open(wanted, candidates(), 1, prompt, 0, self.open_timeout_s)
+        journey = Journey(
+            self._links,
+            self._key,
+            self._config,
+            self._directory.mesh_id,
+            self._mender,
+            wanted,
+            route,
+            prompt,
+            self._tell,
+        )
+        journey.claimed_s = next(cost.at(h.offer.pairs, 0) for h in heads if h.offer.node == journey.head.node)
+        self._journeys[wanted.session] = journey
+        return journey
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._opener.addresses
+
+    @addresses.setter
+    def addresses(self, addresses: tuple[str, ...]) -> None:
+        self._opener.addresses = addresses
 
     async def _tokens(self, peer: PeerId, message: Tokens, _: memoryview) -> None:
         journey = self._journeys.get(message.session)
@@ -192,12 +166,3 @@ def _heads(heard: Sequence[Heard]) -> list[Heard]:
         reasons = "; ".join(sorted({v.reason for v in verdicts if v.reason and 0 in v.heard.offer.holding}))
         raise MeshError("busy" if "busy" in reasons else "no_route", f"no head can take the request: {reasons}")
     return heads
-
-
-def _no_route(failed: Sequence[Failed]) -> MeshError:
-    """One error for all that was tried; what the only candidate said of itself is the error."""
-    if not failed:
-        return MeshError("no_route", "no route could be opened in time")
-    tried = "; ".join(f"{f.node[-8:]} at layer {f.layer}: {f.code}, {f.say}" for f in failed[:6])
-    own = len(failed) == 1 and failed[0].code in ("busy", "context_exceeded", "identity_changed")
-    return MeshError(failed[0].code if own else "no_route", f"no route could be opened: {tried}")

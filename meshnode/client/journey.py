@@ -22,12 +22,10 @@ from ..net.links import Links
 from ..session import Answer
 from ..wire import activation, statements
 from ..wire.messages import (
-    Close,
-    Closed,
     Credit,
     Failure,
-    Grant,
     Lease,
+    LinkMessage,
     Push,
     Pushes,
     Renew,
@@ -36,19 +34,20 @@ from ..wire.messages import (
     Tokens,
     code_here,
 )
-from .ask import Done, Event, Routed, Token
+from .ask import Done, Event, Recovered, Routed, Token
+from .mending import IN_VAIN, HopFailed, Mender
+from .opening import Route, Wanted, abandon, close
 
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 3.0  # for the receipts to come back
-ABANDON_TIMEOUT_S = 1.5  # for telling the hops that nobody wants the answer any more
 SLOWEST_POSITION_S = 0.25  # prefill slower than this is taken for a hop that hangs
 MEASURED_TOKENS = 8  # fewer intervals tell little of what a route takes a token
 RENEWALS = 3  # a lease is renewed this many times in its time to live
 
 
 class Journey:
-    """Drives one epoch of one session."""
+    """Drives one session, epoch after epoch."""
 
     def __init__(
         self,
@@ -56,28 +55,42 @@ class Journey:
         key: NodeKey,
         config: NodeConfig,
         mesh_id: str,
-        grant: Grant,
-        leases: Sequence[Lease],
+        mender: Mender,
+        wanted: Wanted,
+        route: Route,
         prompt: tuple[int, ...],
-        max_tokens: int,
         tell: Callable[[Sequence[Signed]], None],
     ) -> None:
         self._links = links
         self._key = key
         self._config = config
         self._mesh_id = mesh_id
-        self.grant = grant
-        self.leases = tuple(leases)
-        self.answer = Answer(prompt, max_tokens)
+        self._mender = mender
         self._tell = tell  # of what was signed at the end
-        self._granted = 0
-        self._arrived = 0  # tokens, taken or not
+        self._wanted = wanted
+        self.answer = Answer(prompt, wanted.max_tokens)
+        self.recovered: list[Recovered] = []
+        self._granted = 0  # tokens, in all
+        self._in_vain = 0
         self.claimed_s = math.nan  # seconds a token, as the head's offer had it
-        self._over = False
         self._renewing = trio.CancelScope()
-        self._cutter = Cutter(len(leases))
-        self._seen = Seen(grant.session, self.head.node, self.tail.node)
+        self._follow(route)
+
+    def _follow(self, route: Route) -> None:
+        """From here on the session is in the route's epoch."""
+        self.route = route
+        self.grant, self.leases = route.grant, route.leases
+        self._known = len(self.ids)
+        self._arrived = len(self.answer.ids)  # tokens, taken or not
+        self._over = False
+        self._cutter = Cutter(len(route.leases))
+        self._seen = Seen(self.grant.session, self.head.node, self.tail.node, route.base, self.head.cached)
         self._inbox, self._arrivals = trio.open_memory_channel[Tokens | MeshError](math.inf)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of the session so far."""
+        return (*self.answer.prompt, *self.answer.ids)
 
     @property
     def head(self) -> Lease:
@@ -89,14 +102,10 @@ class Journey:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds a token, as measured; None when too few came to tell."""
+        """Seconds a token, as measured; None when too few came to tell, or not all of them over one route."""
         between = len(self.answer.ids) - 1
-        return (self._last - self._first) / between if between >= MEASURED_TOKENS else None
-
-    async def link(self) -> None:
-        """The route is ready once its links are up: the entry node, often behind a NAT, dials both of its own."""
-        await self._links.connect(self.tail.node, self.tail.addresses)
-        await self._links.connect(self.head.node, self.head.addresses)
+        told = between >= MEASURED_TOKENS and not self.recovered
+        return (self._last - self._first) / between if told else None
 
     # what arrives; called by the node's one dispatcher
 
@@ -124,9 +133,9 @@ class Journey:
             self._over = True
             self._inbox.send_nowait(fault)
 
-    def _hop_failed(self, node: PeerId, code: str, say: str) -> MeshError:
+    def _hop_failed(self, node: PeerId, code: str, say: str) -> HopFailed:
         layers = ", ".join(str(lease.effective) for lease in self.leases if lease.node == node) or "unknown"
-        return MeshError("hop_failed", f"the hop {node} (layers {layers}) failed: {code}, {say}")
+        return HopFailed("hop_failed", f"the hop {node} (layers {layers}) failed: {code}, {say}", node, code)
 
     # the way
 
@@ -137,8 +146,12 @@ class Journey:
         async def events() -> AsyncIterator[Event]:
             nonlocal done
             yield Routed(self.leases, self.answer.prompt)
-            async for event in self._tokens_as_they_come():
-                yield event
+            while self.answer.finish is None:
+                try:
+                    async for event in self._tokens_as_they_come():
+                        yield event
+                except HopFailed as fault:
+                    yield await self._recover(fault, nursery)
             finished = await self._finish()
             done = True
             yield finished
@@ -163,22 +176,52 @@ class Journey:
         """From here on every hop ends the session by itself, within its time to live."""
         self._renewing.cancel()
 
+    async def _recover(self, fault: HopFailed, nursery: trio.Nursery) -> Recovered:
+        """The session goes on in another epoch; MeshError when it cannot."""
+        log.warning("a session in epoch %d: %s", self.grant.epoch, fault)
+        began, left, made = trio.current_time(), self.leases, len(self.answer.ids)
+        self._over = True
+        self._in_vain = self._in_vain + 1 if self.recovered and self.recovered[-1].tokens == made else 0
+        if self._in_vain >= IN_VAIN:
+            raise fault
+        mended = await self._mender.mend(self._wanted, self.route, self.grant.epoch, fault, self.ids, made)
+        self._follow(mended.route)
+        stayed = {lease.node for lease in self.leases}
+        nursery.start_soon(abandon, self._links, [lease for lease in left if lease.node not in stayed])
+        invariant = self._wanted.contract.numerics == "invariant"
+        said = Recovered(
+            epoch=self.grant.epoch,
+            why=fault.why,
+            tokens=made,
+            replayed=len(self.ids) - min(lease.cached for lease in self.leases),
+            restarted=mended.restarted,
+            may_differ=mended.restarted or not invariant,
+            seconds=trio.current_time() - began,
+            leases=self.leases,
+        )
+        self.recovered.append(said)
+        return said
+
     async def _tokens_as_they_come(self) -> AsyncIterator[Token]:
-        await self._grant_credit()
-        self._began = self._first = self._last = trio.current_time()
-        await self._push_prompt()
-        patience = self._config.hop_timeout_s + SLOWEST_POSITION_S * len(self.answer.prompt)
+        """Those of this epoch. HopFailed when a hop does."""
+        await self._grant_credit(anew=True)
+        began = trio.current_time()
+        if not self.recovered:
+            self._began = self._first = self._last = began
+        await self._push_ids()
+        todo = len(self.ids) - min(lease.cached for lease in self.leases)
+        patience = self._config.hop_timeout_s + SLOWEST_POSITION_S * max(0, todo)
         while self.answer.finish is None:
             with trio.move_on_after(patience) as waiting:
                 arrived = await self._arrivals.receive()
             if waiting.cancelled_caught:
-                raise MeshError("deadline", f"the route gave no token for {patience:.0f} s")
+                raise HopFailed("deadline", f"the route gave no token for {patience:.0f} s", None, "deadline")
             if isinstance(arrived, MeshError):
                 raise arrived
             self._last = trio.current_time()
             if not self.answer.ids:
                 self._first = self._last
-                patience = self._config.hop_timeout_s
+            patience = self._config.hop_timeout_s
             digest = hashlib.sha256(activation.tokens_payload(arrived.ids)).digest()
             taken = self.answer.take(arrived)
             if arrived.ids:
@@ -189,10 +232,14 @@ class Journey:
             if self.answer.finish is None:
                 await self._grant_credit()
 
-    async def _push_prompt(self) -> None:
-        prompt, chunk = self.answer.prompt, self._config.chunk
-        for step, first in enumerate(range(0, len(prompt), chunk)):
-            part = prompt[first : first + chunk]
+    async def _push_ids(self) -> None:
+        """All of the session that the head does not hold. What any hop holds already is a replay, in pushes apart."""
+        ids, chunk, first, step = self.ids, self._config.chunk, self.head.cached, 0
+        while first < len(ids):
+            end = min(first + chunk, len(ids))
+            if first < self.route.base:
+                end = min(end, self.route.base)
+            part = ids[first:end]
             payload = activation.tokens_payload(part)
             tensor: Tensor = activation.describe(payload, n_embd=None)
             now = trio.current_time()
@@ -207,29 +254,42 @@ class Journey:
                 count=len(part),
                 begin=0,
                 cached=first,
-                sample=first + chunk >= len(prompt),
+                sample=end == len(ids),
                 segment=segment,
             )
             self._seen.pushed(segment, first, len(part), tensor.sha256)
-            await self._links.send(self.head.node, Pushes((push,), (tensor,)), payload)
+            await self._send(self.head, Pushes((push,), (tensor,)), payload)
+            first, step = end, step + 1
 
-    async def _grant_credit(self) -> None:
-        """Renewed when half of it is used, so that it never stops a ring that is being listened to."""
+    async def _grant_credit(self, *, anew: bool = False) -> None:
+        """Renewed when half of it is used, so that it never stops a ring that is being listened to.
+
+        anew: the tail has not heard of it in this epoch.
+        """
         taken, credit = len(self.answer.ids), self._config.credit
-        if self._granted - taken <= credit // 2:
+        if anew or self._granted - taken <= credit // 2:
             self._granted = taken + credit
             tail = self.tail
-            await self._links.send(tail.node, Credit(tail.lease, self.grant.session, self.grant.epoch, self._granted))
+            await self._send(tail, Credit(tail.lease, self.grant.session, self.grant.epoch, self._granted))
+
+    async def _send(self, to: Lease, message: LinkMessage, payload: bytes = b"") -> None:
+        try:
+            await self._links.send(to.node, message, payload)
+        except MeshError as error:
+            raise self._hop_failed(to.node, error.code, error.message) from error
 
     async def _keep_renewing(self) -> None:
-        head, pause = self.head, min(lease.ttl for lease in self.leases) / 1000 / RENEWALS
-        try:
-            with self._renewing:
-                while True:
-                    await trio.sleep(pause)
-                    await self._links.send(head.node, Renew(head.lease, self.grant.session, self.grant.epoch))
-        except MeshError as error:
-            self._end(self._hop_failed(head.node, error.code, error.message))
+        with self._renewing:
+            while True:
+                await trio.sleep(min(lease.ttl for lease in self.leases) / 1000 / RENEWALS)
+                if self._over:
+                    continue
+                route = self.route
+                try:
+                    await self._send(self.head, Renew(self.head.lease, self.grant.session, self.grant.epoch))
+                except HopFailed as fault:
+                    if self.route is route:
+                        self._end(fault)
 
     # the end
 
@@ -241,7 +301,7 @@ class Journey:
         self._seen.cut = self.answer.finish == "length"
         fault: MeshError | None = None
         try:
-            signed = list((await _close(self._links, self.head, "done", CLOSE_TIMEOUT_S)).receipts)
+            signed = list((await close(self._links, self.head, "done", CLOSE_TIMEOUT_S)).receipts)
         except MeshError as error:
             log.warning("the end of an answer: %s", error)
             fault = error
@@ -259,6 +319,7 @@ class Journey:
             receipts=receipts,
             accepted=accepted,
             fault=fault or next(iter(faults), None),
+            recovered=tuple(self.recovered),
         )
 
     def _settle(self, signed: Sequence[Signed]) -> tuple[tuple[Filed, ...], tuple[Signed, ...], list[MeshError]]:
@@ -271,26 +332,3 @@ class Journey:
         receipts = tuple(filed for row in settled.rows for filed in row)
         self._tell((*(filed.signed for filed in receipts), *accepted))
         return receipts, accepted, settled.faults
-
-
-async def abandon(links: Links, leases: Sequence[Lease]) -> list[Signed]:
-    """Tells every hop by itself: those behind a broken one would not hear it from their predecessor. Their receipts."""
-    receipts: dict[bytes, Signed] = {}
-
-    async def close(lease: Lease) -> None:
-        try:
-            closed = await _close(links, lease, "cancelled", ABANDON_TIMEOUT_S)
-            receipts.update((statements.digest(signed), signed) for signed in closed.receipts)
-        except MeshError as error:  # it has lapsed, was closed by the hop before, or is gone with its node
-            log.info("closing the lease of %s: %s", lease.node, error)
-
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            for lease in leases:
-                nursery.start_soon(close, lease)
-    return list(receipts.values())
-
-
-async def _close(links: Links, lease: Lease, reason: str, timeout: float) -> Closed:
-    message = Close(lease.lease, lease.session, lease.epoch, reason)
-    return await links.request(lease.node, message, Closed, timeout=timeout)

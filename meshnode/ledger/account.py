@@ -47,6 +47,11 @@ class LinkLog:
         self.leaves.append((first, count, digest))
         self.positions += count
 
+    def drop_from(self, first: int) -> None:
+        """What did not arrive is nobody's."""
+        self.leaves = [leaf for leaf in self.leaves if leaf[0] < first]
+        self.positions = sum(leaf[1] for leaf in self.leaves)
+
     def hashes(self, session: SessionId) -> list[bytes]:
         return [merkle.leaf(blind(session, self.kind, leaf[0]), *leaf) for leaf in self.leaves]
 
@@ -98,6 +103,19 @@ class Account:
         at.positions += count
         at.steps += 1
         at.compute_us += compute_us
+
+    def replayed(self, segment: int, compute_us: int) -> None:
+        """Compute of positions that were counted in an earlier epoch."""
+        self._segment(segment).compute_us += compute_us
+
+    def unsaid(self, kind: str, first: int) -> None:
+        """Takes back what was sent from position `first` on, for it never arrived: the epoch ended before."""
+        for at in self._open.values():
+            for key, log in list(at.links.items()):
+                if log.direction == "out" and log.kind == kind:
+                    log.drop_from(first)
+                    if not log.leaves:
+                        del at.links[key]
 
     def end_before(self, segment: int, ended: int) -> list[Written]:
         """The receipts of segments that nothing is added to any more. ended: seconds since 1970."""

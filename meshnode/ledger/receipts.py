@@ -23,35 +23,45 @@ class Seen:
     session: SessionId
     head: PeerId
     tail: PeerId
-    prompt: dict[int, LinkLog] = field(default_factory=dict)
-    answer: dict[int, LinkLog] = field(default_factory=dict)
+    base: int = 0  # positions that some hop holds from earlier epochs: what is pushed or said of them is a replay
+    head_cached: int = 0  # positions that the head does: they do not go round again
+    prompt: dict[tuple[int, bool], LinkLog] = field(default_factory=dict)  # by segment, replays apart
+    answer: dict[tuple[int, bool], LinkLog] = field(default_factory=dict)
     cut: bool = False  # the answer ended at its limit, so that its last token never went into the ring
     broken: bool = False  # the answer did not come to its end
 
     def pushed(self, segment: int, first: int, count: int, digest: bytes) -> None:
-        self.prompt.setdefault(segment, LinkLog(self.head, "out", "prompt")).add(first, count, digest)
+        replay = first < self.base
+        log = LinkLog(self.head, "out", "prompt", replay)
+        self.prompt.setdefault((segment, replay), log).add(first, count, digest)
 
     def took(self, segment: int, first: int, count: int, digest: bytes) -> None:
-        self.answer.setdefault(segment, LinkLog(self.tail, "in", "answer")).add(first, count, digest)
+        replay = first < self.base
+        log = LinkLog(self.tail, "in", "answer", replay)
+        self.answer.setdefault((segment, replay), log).add(first, count, digest)
 
     @property
     def segments(self) -> range:
-        return range(max([*self.prompt, *self.answer], default=-1) + 1)
+        return range(max((segment for segment, _ in [*self.prompt, *self.answer]), default=-1) + 1)
+
+    def _of(self, logs: dict[tuple[int, bool], LinkLog], segment: int) -> list[LinkLog]:
+        return [log for (at, _), log in logs.items() if at == segment]
 
     def sides(self, segment: int) -> tuple[LinkSide, ...]:
-        logs = [log for logs in (self.prompt, self.answer) if (log := logs.get(segment)) is not None]
+        logs = [*self._of(self.prompt, segment), *self._of(self.answer, segment)]
         return tuple(log.side(self.session) for log in logs)
 
     def tokens(self, segment: int) -> int:
-        return self.answer[segment].positions if segment in self.answer else 0
+        return sum(log.positions for log in self._of(self.answer, segment))
 
     def ring(self, segment: int) -> tuple[int, int, bytes]:
         """What went round, as a side of a link: the answer's tokens, but for the last one of an answer that was cut."""
         log = LinkLog(self.tail, "in", "ring")
-        leaves = self.answer[segment].leaves if segment in self.answer else []
-        is_last = segment == max(self.answer, default=-1)
-        for leaf in leaves[: len(leaves) - (self.cut and is_last)]:
-            log.add(*leaf)
+        last = max((leaf[0] for each in self.answer.values() for leaf in each.leaves), default=-1)
+        leaves = self.answer[segment, False].leaves if (segment, False) in self.answer else []
+        for leaf in leaves:
+            if leaf[0] >= self.head_cached and not (self.cut and leaf[0] == last):
+                log.add(*leaf)
         side = log.side(self.session)
         return side.positions, side.leaves, side.root
 
@@ -145,7 +155,7 @@ def _ring_faults(hops: Sequence[Sequence[Filed]], leases: Sequence[Lease], seen:
     if seen.broken:
         return []  # what was on its way cannot be compared
     for filed in hops[0] if is_head(hops[0][0].receipt) else ():
-        found = [(k.positions, k.leaves, k.root) for k in filed.receipt.links if k.kind == "ring"]
+        found = [(k.positions, k.leaves, k.root) for k in filed.receipt.links if k.kind == "ring" and not k.replay]
         if (found[0] if found else (0, 0, merkle.EMPTY)) != seen.ring(filed.receipt.segment):
             by = tuple(dict.fromkeys((tail, filed.receipt.node)))
             return [Fault(f"{tail} gave the head other tokens than the entry node", by)]

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import trio
 
@@ -34,6 +34,7 @@ MAX_BLAMED = 1024
 OBSERVED_S = 600.0  # what was measured of a peer's claims counts so long
 OBSERVED_SHARE = 0.5  # of the newest measurement in what its claims are multiplied by
 FACTORS = (0.5, 100.0)  # between these: one odd measurement says little, and a claim of nothing is no reason for more
+PROBE_S = 1.0  # for a hop that served a moment ago to say that it still does
 ASKED = 64  # peers asked for one look-up: enough for choice, few enough to be quick
 
 
@@ -70,10 +71,23 @@ class Directory:
         """Peers that no route of this node may use, as many as a message can name."""
         return tuple(map(PeerId, sorted(self._network.admission.denied)))[:MAX_EXCLUDED]
 
-    async def holders(self, artifact: ArtifactId, layer: int, n_layer: int) -> list[Heard]:
-        """Offers of an artifact by nodes announced for a layer, or connected; they may hold other layers of it."""
+    async def holders(
+        self, artifact: ArtifactId, layer: int, n_layer: int, *, but: Collection[PeerId] = ()
+    ) -> list[Heard]:
+        """Offers of an artifact by nodes announced for a layer, or connected; they may hold other layers of it.
+
+        but: nodes that are not asked.
+        """
         key = holder_key(self.mesh_id, artifact, sixteenth(layer, n_layer))
-        return await self._ask(await self._candidates(key), artifact)
+        return await self._ask([peer for peer in await self._candidates(key) if peer not in but], artifact)
+
+    async def fresh(self, peer: PeerId, artifact: ArtifactId, *, timeout: float) -> list[Heard]:
+        """One node's offers of an artifact; none when it does not answer in time."""
+        try:
+            return await self._offers(peer, artifact, timeout)
+        except MeshError as error:
+            log.info("offers of %s: %s", peer, error)
+            return []
 
     async def everything(self) -> list[Heard]:
         """Offers of every artifact."""
@@ -103,10 +117,10 @@ class Directory:
                 nursery.start_soon(ask, peer)
         return heard
 
-    async def _offers(self, peer: PeerId, artifact: ArtifactId | None) -> list[Heard]:
+    async def _offers(self, peer: PeerId, artifact: ArtifactId | None, timeout: float = OFFER_TIMEOUT_S) -> list[Heard]:
         nonce = secrets.token_bytes(16)
         asked = trio.current_time()
-        timeout = BLAMED_TIMEOUT_S if self._is_blamed(peer) else OFFER_TIMEOUT_S
+        timeout = BLAMED_TIMEOUT_S if self._is_blamed(peer) else timeout
         try:
             answer = await self._links.request(peer, OfferQuery(nonce, artifact), Offers, timeout=timeout)
         except MeshError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from ..client import Client, Done, Routed, Token
+from ..client import Client, Done, Recovered, Routed, Token
 from ..client.ask import Event
 from ..errors import MeshError
 from ..ids import ArtifactId, Layers, gaps
@@ -133,7 +133,21 @@ def event(event: Event) -> dict[str, Any]:
         return said if event.logprobs is None else said | {"logprobs": _told(event.logprobs)}
     if isinstance(event, Routed):
         return {"event": "route", "route": [hop(lease) for lease in event.leases], "prompt_tokens": len(event.prompt)}
+    if isinstance(event, Recovered):
+        return {"event": "recovered", **_recovered(event), "route": [hop(lease) for lease in event.leases]}
     return {"event": "done", "result": done(event)}
+
+
+def _recovered(event: Recovered) -> dict[str, Any]:
+    return {
+        "epoch": event.epoch,
+        "why": event.why,
+        "tokens": event.tokens,
+        "replayed": event.replayed,
+        "restarted": event.restarted,
+        "may_differ": event.may_differ,
+        "seconds": round(event.seconds, 4),
+    }
 
 
 def _told(told: Logprobs) -> dict[str, Any]:
@@ -180,6 +194,7 @@ def done(answer: Done) -> dict[str, Any]:
             for filed in answer.receipts
         ],
         "accepted": [_signed(statement) for statement in answer.accepted],
+        "recovered": [_recovered(event) for event in answer.recovered],
         "receipts_error": _error(answer.fault) if answer.fault else None,
     }
 

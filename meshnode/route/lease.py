@@ -11,7 +11,8 @@
 | ready    |       | running | ready   | closed | closed |
 | running  |       | running | running | closed | closed |
 
-What the table lacks is an error.
+What the table lacks is an error. A lease that is ready or running may also advance: its session goes on in a later
+epoch, in the same place and state, and from then on every earlier epoch is stale.
 """
 
 from __future__ import annotations
@@ -128,10 +129,24 @@ class LeaseBook:
         elif event is Event.RENEW:
             held.ends = now + self.ttl if before is State.RUNNING else min(now + self.ttl, held.wait_ends)
         if event is Event.PUSH and before is State.READY:
-            self._ran[key] = epoch
-            while len(self._ran) > REMEMBERED:
-                del self._ran[next(iter(self._ran))]
+            self._remember(key, epoch)
         return held.state
+
+    def advance(self, key: Key, epoch: int, to: int, now: float) -> None:
+        """A session's next epoch, on what it holds here. MeshError stale_epoch or unknown_session changes nothing."""
+        held = self.find(key, epoch)
+        if to <= max(epoch, self._ran.get(key, -1)):
+            raise MeshError("stale_epoch", f"epoch {to} of the session does not come after {epoch}")
+        after(held.state, Event.RENEW)  # one that is only reserved has nothing to go on with
+        held.epoch, held.ends = to, now + self.ttl
+        held.wait_ends = now + FIRST_PUSH_S
+        self._remember(key, to)
+
+    def _remember(self, key: Key, epoch: int) -> None:
+        self._ran.pop(key, None)
+        self._ran[key] = epoch
+        while len(self._ran) > REMEMBERED:
+            del self._ran[next(iter(self._ran))]
 
     def lapsed(self, now: float) -> list[Reservation]:
         """Those whose time is over; the caller closes each with Event.LAPSE once its work has stopped."""

@@ -207,6 +207,17 @@ class Hop:
     node: PeerId = field(1, PEER)
     lease: bytes = field(2, LEASE_ID)
     addresses: tuple[str, ...] = field(4, ADDRESSES, default=())
+    cached: int = field(6, POSITION, default=0)  # positions that it holds from earlier epochs
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A hop of the epoch before: it goes on with what it holds, or somebody of equal recipe takes its place."""
+
+    node: PeerId = field(1, PEER)
+    effective: Layers = field(2, layers)
+    recipe: bytes = field(3, DIGEST)
+    fingerprint: bytes = field(4, DIGEST)
 
 
 @message(8)
@@ -225,6 +236,7 @@ class RouteOpen:
     entry_addresses: tuple[str, ...] = field(20, ADDRESSES, default=())
     generated: int = field(22, POSITION, default=0)  # how many of the last ids of the prompt were sampled before
     failed: tuple[Failed, ...] = field(21, listing(nested(Failed), 64), default=())  # tried before for this request
+    repair: tuple[Kept, ...] = field(24, listing(nested(Kept), MAX_HOPS), default=())  # the epoch before, head first
 
 
 @message(9)
@@ -246,6 +258,7 @@ class Lease:
     context: int = field(26, POSITION)
     ttl: int = field(28, uint(600_000))  # ms, from when it is signed and again from each renewal
     addresses: tuple[str, ...] = field(30, ADDRESSES)
+    cached: int = field(32, POSITION, default=0)  # positions that it holds from earlier epochs
 
 
 @message(10)

@@ -130,7 +130,7 @@ async def test_a_fault_in_one_session_is_not_the_links(
             with trio.fail_after(5):
                 while not mesh.nodes[0].stage.hops:
                     await trio.sleep(0.001)
-            bad += [hop.handle for hop in mesh.nodes[0].stage.hops.values()]
+            bad += [hop.kept.handle for hop in mesh.nodes[0].stage.hops.values()]
             fine = await mesh.ask(model, prompt="other", max_tokens=60)
         assert len(fine["token_ids"]) == 60
         assert f"the hop {mesh.nodes[0].network.peer} (layers 0-3) failed: bad_activation" in told[0].message

@@ -45,7 +45,7 @@ EXAMPLES: list[Any] = [
     messages.RouteOpen(
         SIGNED,
         0,
-        (messages.Hop(KEY.peer, LEASE_ID, addresses=("/ip4/127.0.0.1/tcp/1",)),),
+        (messages.Hop(KEY.peer, LEASE_ID, addresses=("/ip4/127.0.0.1/tcp/1",), cached=8),),
         5,
         6,
         messages.Sampling(
@@ -69,6 +69,7 @@ EXAMPLES: list[Any] = [
         entry_addresses=("/ip4/127.0.0.1/tcp/2",),
         generated=1,
         failed=(messages.Failed(KEY.peer, 3, "busy"),),
+        repair=(messages.Kept(KEY.peer, Layers(0, 10), D, D),),
     ),
     messages.Lease(
         lease=LEASE_ID,
@@ -85,6 +86,7 @@ EXAMPLES: list[Any] = [
         context=64,
         ttl=1000,
         addresses=("/ip4/127.0.0.1/tcp/1",),
+        cached=8,
     ),
     messages.RouteReady((SIGNED,), 3, failed=(messages.Failed(KEY.peer, 3, "busy"),)),
     messages.Pushes(
