@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -86,6 +86,9 @@ class Backend(Protocol):
     async def connect(self, addresses: list[str]) -> None:
         """Dials the first of the multiaddrs that answers."""
 
+    async def tokenize(self, model: str, prompt: str | None, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Ids of a raw text, or of (role, content) turns under the model's chat template."""
+
     def run(self, request: RunRequest) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """The events of one request. Leaving the context cancels it, on every hop."""
 
@@ -107,7 +110,7 @@ async def serve_control(
     listener = home.bind_control()
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hangup.at_end, listener.getsockname())
+            nursery.start_soon(hangup.at_end, listener)
             sockets = Sockets([], [listener], [])
             app = wrap_app(control_app(backend), MAX_BODY, "asgi")
             await nursery.start(partial(worker_serve, app, config, sockets=sockets))

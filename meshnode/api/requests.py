@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import MeshError
-from ..wire.messages import MAX_TEXT, TOKEN_LIMIT, Sampling, Turn
+from ..wire.messages import MAX_PROMPT, MAX_TEXT, TOKEN_LIMIT, Sampling, Turn
 
 ROLES = ("system", "user", "assistant")
 MAX_TURNS = 1024  # what one message to a head holds
@@ -18,18 +18,22 @@ MAX_SEED = (1 << 64) - 1  # as the wire has it
 MAX_BIASES, MAX_BIAS = 1024, 100
 MAX_GRAMMAR = 1 << 16  # bytes, as the wire has it
 MAX_LOGPROBS = 20
+MAX_PENALTY = 100  # of presence and frequency, either way
+MAX_WINDOW = (1 << 32) - 1  # of tokens that penalties look back on: the whole history
 MILLION = 1_000_000
 _FIELDS = frozenset(
     (
         "model", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "typical_p",
-        "logit_bias", "grammar", "logprobs",
+        "logit_bias", "grammar", "logprobs", "repeat_penalty", "repeat_last_n", "presence_penalty",
+        "frequency_penalty", "tokens",
     ),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One prompt for one model: raw text in `prompt`, or turns (role, content) in `messages` for its chat template.
+    """One prompt for one model: raw text in `prompt`, its ids in `tokens`, or turns (role, content) in `messages` for
+    its chat template.
 
     model: an identity, an unambiguous prefix of one, or a name; never a path. temperature 0 is exact argmax, and then
     neither top_k (0: all), top_p, min_p nor seed matter. MeshError usage or bad_prompt.
@@ -48,6 +52,11 @@ class RunRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit), ids ascending
     grammar: str = ""  # GBNF that the answer follows
     logprobs: int | None = None  # of so many of the likeliest tokens, and the chosen one's
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64  # tokens that the three penalties look back on
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.model) is not str or not 1 <= len(self.model) <= MAX_MODEL or not self.model.isprintable():
@@ -70,10 +79,20 @@ class RunRequest:
             raise MeshError("bad_grammar", f"a grammar is a text of at most {MAX_GRAMMAR} bytes")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _number("repeat_penalty", self.repeat_penalty, 1 / MILLION, MAX_PENALTY)
+        _integer("repeat_last_n", self.repeat_last_n, 0, MAX_WINDOW)
+        _number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
 
     def _check_prompt(self) -> None:
-        if (self.prompt is None) == (not self.messages):
+        if (self.prompt is not None) + bool(self.messages) + bool(self.tokens) != 1:
             raise MeshError("bad_prompt", "give either a prompt or messages")
+        if self.tokens:
+            if type(self.tokens) is not tuple or len(self.tokens) > MAX_PROMPT:
+                raise MeshError("context_exceeded", f"a prompt has at most {MAX_PROMPT} tokens")
+            for token in self.tokens:
+                _integer("a token of the prompt", token, 0, TOKEN_LIMIT)
+            return
         if self.prompt is not None:
             _text("the prompt", self.prompt, MAX_TEXT)
             return
@@ -102,6 +121,10 @@ class RunRequest:
             biases=tuple(sorted((token, round(bias * MILLION)) for token, bias in dict(self.logit_bias).items())),
             grammar=self.grammar,
             logprobs=self.logprobs,
+            repeat_penalty=round(self.repeat_penalty * MILLION),
+            repeat_last_n=self.repeat_last_n,
+            presence_penalty=round(self.presence_penalty * MILLION),
+            frequency_penalty=round(self.frequency_penalty * MILLION),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +140,13 @@ class RunRequest:
             "logit_bias": {str(token): bias for token, bias in self.logit_bias},
             "grammar": self.grammar,
             "logprobs": self.logprobs,
+            "repeat_penalty": self.repeat_penalty,
+            "repeat_last_n": self.repeat_last_n,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
         }
+        if self.tokens:
+            return said | {"tokens": list(self.tokens)}
         if self.prompt is not None:
             return said | {"prompt": self.prompt}
         return said | {"messages": [{"role": role, "content": content} for role, content in self.messages]}
@@ -135,6 +164,8 @@ class RunRequest:
         fields = dict(value)
         if "messages" in fields:
             fields["messages"] = _messages(fields["messages"])
+        if "tokens" in fields:
+            fields["tokens"] = tuple(fields["tokens"]) if isinstance(fields["tokens"], list) else fields["tokens"]
         if "logit_bias" in fields:
             fields["logit_bias"] = _biases(fields["logit_bias"])
         return cls(**fields)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..api.connect import Control
-from ..api.requests import MAX_GRAMMAR, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K, RunRequest
+from ..api.requests import (
+    MAX_GRAMMAR,
+    MAX_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
+    MAX_TOP_K,
+    MAX_WINDOW,
+    RunRequest,
+)
 from ..config import LISTEN, Home, NodeConfig
 from ..errors import MeshError
 from ..wire.messages import MAX_TEXT
@@ -29,6 +38,7 @@ NOT_YET = "identified later"  # stands for a path, which is no name of a model
 FIND_S = 4.0  # an ephemeral node's patience with a mesh that it has only just met
 
 TEMPERATURE, SEED = click.FloatRange(0, MAX_TEMPERATURE), click.IntRange(0, MAX_SEED)
+PENALTY = click.FloatRange(-MAX_PENALTY, MAX_PENALTY)
 
 
 def asking(function: F) -> F:
@@ -56,6 +66,16 @@ def sampling(function: F) -> F:
             click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True),
             click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
             click.option("--typical-p", type=click.FloatRange(0, 1), default=1.0, show_default=True),
+            click.option("--repeat-penalty", type=click.FloatRange(0.01, MAX_PENALTY), default=1.0, show_default=True),
+            click.option("--presence-penalty", type=PENALTY, default=0.0, show_default=True),
+            click.option("--frequency-penalty", type=PENALTY, default=0.0, show_default=True),
+            click.option(
+                "--repeat-last-n",
+                type=click.IntRange(0, MAX_WINDOW),
+                default=64,
+                show_default=True,
+                help="Tokens that penalties look back on.",
+            ),
             click.option("--logit-bias", metavar="ID=X", multiple=True, help="Add X to the logit of a token."),
             click.option(
                 "--grammar",

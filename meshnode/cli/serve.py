@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..api.guard import read_key
 from ..artifact.catalogue import Catalogue
 from ..artifact.policy import Policy
 from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, NodeConfig
@@ -58,6 +59,8 @@ def _within(name: str) -> click.IntRange:
     show_default=True,
     help="Where a model's bytes may come from.",
 )
+@click.option("--http", metavar="HOST:PORT|off", help="The HTTP API; 127.0.0.1:8571, or a free port, if not given.")
+@click.option("--api-key-file", metavar="FILE", help="Ask for this key; needed to serve the API beyond this machine.")
 @click.option("--retry-crashed", is_flag=True, help="Load also a model that crashed a worker before.")
 @click.option("--lease-ttl", type=click.FloatRange(*LIMITS["lease_ttl_s"]), default=NodeConfig.lease_ttl_s, hidden=True)
 @click.option(
@@ -78,6 +81,8 @@ def command(
     numerics: str,
     retry_crashed: bool,
     source: str,
+    http: str | None,
+    api_key_file: str | None,
     lease_ttl: float,
     hop_timeout: float,
     worker: str | None,
@@ -102,6 +107,7 @@ def command(
         numerics=numerics,
         retry_crashed=retry_crashed,
     )
+    api_key = read_key(path_of(api_key_file)) if api_key_file is not None else None
     policy = Policy(source)
     policy.check_available()
     ranges = layers_option(layers)
@@ -122,7 +128,7 @@ def command(
     _log_to(where)
     program = built_worker(worker) if models else None
     served = [(path_of(model), held, policy) for model in models]
-    trio.run(_serve, where, config, joined, served, program, as_json, lifeline)
+    trio.run(_serve, where, config, joined, served, program, http, api_key, as_json, lifeline)
 
 
 def _check(models: Sequence[str], held: Layers | None, context: int | None, home: Home) -> None:
@@ -155,6 +161,8 @@ async def _serve(
     joined: Joining,
     models: Sequence[tuple[Path, Layers | None, Policy]],
     worker: Path | None,
+    http: str | None,
+    api_key: str | None,
     as_json: bool,
     lifeline: bool,
 ) -> None:
@@ -165,7 +173,14 @@ async def _serve(
     served: list[ServeModel] = [ServeModel(*model) for model in models]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_node(
-            home, config, mesh=joined.mesh, bootstrap=joined.addresses, models=served, worker=worker
+            home,
+            config,
+            mesh=joined.mesh,
+            bootstrap=joined.addresses,
+            models=served,
+            worker=worker,
+            http=http,
+            api_key=api_key,
         ) as node:
             home.remember(KnownMesh(node.network.admission.mesh, joined.bootstrap, joined.peers))
             async with trio.open_nursery() as nursery:
@@ -206,6 +221,8 @@ async def _until_ready(node: Node, as_json: bool) -> None:
         click.echo(f"mesh {status['mesh_id']}")
         for address in status["addresses"]:
             click.echo(f"address {address}")
+        for url in status["api"]:
+            click.echo(f"api {url}")
         sys.stdout.flush()
     with progress.bars() as bars:
         while (status := node.status())["state"] != "ready" and not node.stopped.is_set():

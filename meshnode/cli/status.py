@@ -24,6 +24,7 @@ def command(home: str | None, as_json: bool) -> None:
     show.facts(
         [("peer", status["peer"]), ("mesh", status["mesh_id"]), ("state", status["state"]), ("process", status["pid"])]
         + [("address", address) for address in status["addresses"]]
+        + [("api", url) for url in status["api"]]
         + ([("alone", "no peer is connected")] if status.get("alone") else [])
     )
     _section("Holdings", ("model", "layers", "of", "state"), [_holding(h) for h in status["holdings"]])

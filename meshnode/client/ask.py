@@ -19,10 +19,11 @@ class Ask:
     chat: tuple[Turn, ...] = ()
     max_tokens: int | None = None
     sampling: Sampling = Sampling()
+    tokens: tuple[int, ...] = ()  # the prompt's ids, instead of either
 
     def check(self) -> None:
         """MeshError bad_prompt or context_exceeded for what no head needs to look at."""
-        if (self.prompt is None) == (not self.chat):
+        if (self.prompt is not None) + bool(self.chat) + bool(self.tokens) != 1:
             raise MeshError("bad_prompt", "give either a prompt or a chat")
         size = len(self.prompt.encode(errors="replace")) if self.prompt is not None else 0
         size += sum(len(turn.content.encode(errors="replace")) for turn in self.chat)

@@ -91,7 +91,16 @@ class Client:
         for take in self.on_signed:
             take(signed)
 
+    async def tokenize(self, ask: Ask) -> tuple[int, ...]:
+        """The ids of a prompt, as a head gives them."""
+        ask.check()
+        _, everything = await self.find(ask.model)
+        heads = [heard for heard in choose.agreeing(everything) if 0 in heard.offer.holding]  # be they busy or not
+        return await self._tokenize(ask, heads)
+
     async def _tokenize(self, ask: Ask, heads: Sequence[Heard]) -> tuple[int, ...]:
+        if ask.tokens:
+            return ask.tokens
         fault: MeshError | None = None
         for head in heads[: choose.ATTEMPTS_A_HOP]:
             question = Tokenize(head.offer.contract.artifact, ask.prompt, ask.chat)

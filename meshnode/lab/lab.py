@@ -247,6 +247,7 @@ def _status_of(member: Member) -> dict[str, Any]:
         "alive": member.alive,
         "peer": None,
         "home": str(member.home.path),
+        "api": [],
         "holdings": [],
         "sessions": [],
     }
@@ -257,7 +258,7 @@ def _status_of(member: Member) -> dict[str, Any]:
             status = node.status()
     except MeshError as error:
         return said | {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
-    return said | {key: status[key] for key in ("peer", "state", "addresses", "holdings", "sessions")}
+    return said | {key: status[key] for key in ("peer", "state", "addresses", "api", "holdings", "sessions")}
 
 
 def _passing(folder: Path) -> Path:

@@ -24,6 +24,7 @@ from .plan import Plan
 PROGRAM = (sys.executable, "-m", "meshnode")
 NOT_FOR_LABS = ("MESHNODE_INVITE", "MESHNODE_HOME", "MESHNODE_SERVE_")  # what a person set for a node of their own
 LISTEN = "/ip4/127.0.0.1/tcp/0"
+HTTP = "127.0.0.1:0"
 LEASE_TTL_S = 5.0  # a killed entry node is to be noticed while one watches
 ASK_S, TELL_S = 5.0, 3.0  # a node's time to end when asked, and after SIGTERM, before it is killed
 HEAR_S = 1.0  # for a node to hear that it is to end
@@ -71,7 +72,7 @@ def spawn(folder: Path, name: str, plan: Plan, layers: Layers | None, invite: Pa
     with contextlib.suppress(FileNotFoundError):
         home.mesh_path.unlink()  # of an earlier lab: what it remembers is gone
     command = [*PROGRAM, "serve", *([str(plan.model)] if layers else [])]
-    command += ["--home", str(home.path), "--listen", LISTEN, "--json"]
+    command += ["--home", str(home.path), "--listen", LISTEN, "--http", HTTP, "--json"]
     command += ["--threads", str(plan.threads), "--numerics", plan.numerics, "--lease-ttl", str(LEASE_TTL_S)]
     command += ["--layers", str(layers)] if layers else []
     command += ["--join", str(invite)] if invite else []

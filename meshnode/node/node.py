@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from ..api.control import serve_control
+from ..api.http import listen_somewhere, serve_http, url_of
 from ..api.requests import RunRequest
 from ..artifact.cache import IdentityCache
 from ..artifact.catalogue import Catalogue
@@ -59,6 +60,7 @@ class Node:
         self.loadings: list[Loading] = []
         self._key = key
         self._ledger = ledger
+        self.api: list[str] = []  # URLs of the HTTP API
 
     def _build(self, nursery: trio.Nursery, kept: Home | None) -> None:
         self.memory = Memory(kept, self.network)
@@ -82,6 +84,7 @@ class Node:
             "peer": self.network.peer,
             "mesh_id": self.mesh.mesh_id,
             "addresses": list(self.network.addresses),
+            "api": self.api,
             "home": str(self.home.path) if self.home else None,
             "state": views.state([loading.state for loading in self.loadings]),
             "alone": not self.network.connected(),
@@ -133,6 +136,10 @@ class Node:
                 fault = error
         raise fault or MeshError("usage", "no address is given")
 
+    async def tokenize(self, model: str, prompt: str | None, messages: Sequence[tuple[str, str]]) -> list[int]:
+        turns = RunRequest(model, prompt, tuple(messages)).turns  # checked
+        return list(await self.client.tokenize(Ask(model, prompt, turns)))
+
     @asynccontextmanager
     async def run(self, request: RunRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         ask = Ask(
@@ -141,6 +148,7 @@ class Node:
             chat=request.turns,
             max_tokens=request.max_tokens,
             sampling=request.sampling,
+            tokens=request.tokens,
         )
         async with self.client.ask(ask) as events:
             yield (views.event(event) async for event in events)
@@ -208,11 +216,14 @@ async def open_node(
     models: Sequence[ServeModel] = (),
     ephemeral: bool = False,
     worker: Path | None = None,
+    http: str | None = "off",
+    api_key: str | None = None,
 ) -> AsyncIterator[Node]:
     """A running node. Faults of the files named by the operator are raised before anything is bound.
 
     ephemeral: a throw-away key, no control API and nothing written; home may then be None. worker: the program to run,
-    None: the built one. A model that cannot be loaded ends the node with its MeshError.
+    None: the built one. http: HOST:PORT of the HTTP API, None: the usual one, with api_key asked for if there is one. A
+    model that cannot be loaded ends the node with its MeshError.
     """
     kept = None if ephemeral else home
     with contextlib.ExitStack() as held:
@@ -228,6 +239,9 @@ async def open_node(
         held.callback(ledger.close)
         key = NodeKey.generate() if kept is None else load_or_create(kept.key_path)
         known = usable(bootstrap)
+        bound = listen_somewhere(http, key=api_key)
+        for one in bound:
+            held.callback(one.close)
         denied = read_denied(kept.denied_path) if kept is not None else ()
         async with open_network(
             key, mesh, listen=config.listen, bootstrap=known, denied=denied, lan=config.lan
@@ -243,6 +257,9 @@ async def open_node(
                 if kept is not None:
                     nursery.start_soon(node.memory.run)
                     await nursery.start(serve_control, node, kept)
+                if bound:
+                    node.api = [url_of(one) for one in bound]
+                    await nursery.start(serve_http, node, bound, api_key)
                 for loading in loadings:
                     nursery.start_soon(node._serve, loading, worker)
                 nursery.start_soon(node._announce)

@@ -1,7 +1,7 @@
 """A node that answers by heart, so that what talks to nodes can be tried without one."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ class FakeNode:
             "peer": self.peer,
             "mesh_id": "mesh-fake",
             "addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWEntry"],
+            "api": ["http://127.0.0.1:8571"],
             "home": self.home,
             "state": "ready",
             "holdings": self.holdings,
@@ -101,6 +102,9 @@ class FakeNode:
 
     async def connect(self, addresses: list[str]) -> None:
         self.connected += addresses
+
+    async def tokenize(self, model: str, prompt: str | None, messages: Sequence[tuple[str, str]]) -> list[int]:
+        return list((prompt or "".join(content for _, content in messages)).encode())
 
     @contextlib.asynccontextmanager
     async def run(self, request: RunRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:

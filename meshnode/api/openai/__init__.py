@@ -1,0 +1,1 @@
+"""OpenAI's API as a mesh answers it: requests read, answers written, faults in its shape."""
