@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("serve")
     parser.add_argument("model", nargs="?")
-    for option in ("--home", "--listen", "--threads", "--numerics", "--lease-ttl", "--layers", "--join"):
+    for option in ("--home", "--listen", "--http", "--threads", "--numerics", "--lease-ttl", "--layers", "--join"):
         parser.add_argument(option)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--lifeline", action="store_true")

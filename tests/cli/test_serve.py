@@ -125,6 +125,7 @@ def until_ready(process: subprocess.Popen[str]) -> list[str]:
 def test_an_entry_node_from_start_to_stop(meshnode: Meshnode, home: Home) -> None:
     with serving(home) as process:
         [peer, mesh, address, api] = [line.split()[1] for line in until_ready(process)]
+        assert api.startswith("http://127.0.0.1:")
         assert address.startswith("/ip4/127.0.0.1/tcp/")
         assert address.endswith(f"/p2p/{peer}")
         status = json.loads(meshnode("status", "--json").out)
