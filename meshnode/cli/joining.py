@@ -45,15 +45,8 @@ def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.envi
     if wanted is None:
         return Joining(known.mesh, known.bootstrap, known.peers) if known else Joining(Mesh.private())
     if wanted.startswith(_PROTOCOLS):
-        address = checked_multiaddr(wanted)
-        if "/p2p/" not in address:
-            raise MeshError(
-                "usage",
-                f"{wanted[:200]!r} does not say which peer it is",
-                hint="an address to join ends with /p2p/PEER",
-            )
         known = known or KnownMesh(Mesh.public())
-        return Joining(known.mesh, _given((address,), known), known.peers)
+        return Joining(known.mesh, _given(_addresses(wanted), known), known.peers)
     now = time.time()
     invite = read_invite(wanted).current(now)
     if known is None:
@@ -65,6 +58,16 @@ def joining(option: str | None, home: Home, environ: Mapping[str, str] = os.envi
             hint="join with another --home, or leave the old mesh by removing mesh.json from this one",
         )
     return Joining(_newer(known.mesh, invite, now), _given(invite.addresses, known), known.peers)
+
+
+def _addresses(wanted: str) -> tuple[str, ...]:
+    """Multiaddrs with a comma or a space between them. MeshError usage."""
+    addresses = tuple(map(checked_multiaddr, wanted.replace(",", " ").split()))
+    for address in addresses:
+        if "/p2p/" not in address:
+            hint = "an address to join ends with /p2p/PEER"
+            raise MeshError("usage", f"{address[:200]!r} does not say which peer it is", hint=hint)
+    return addresses
 
 
 def _given(addresses: tuple[str, ...], known: KnownMesh) -> tuple[str, ...]:

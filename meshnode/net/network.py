@@ -179,10 +179,16 @@ class Network:
         await self._members.connect(peer, addresses)
 
     def deny(self, peer: str) -> None:
-        """Has nothing to do with a peer any more: its connections are closed, and it is told so when it says hello."""
-        peer_id(peer)  # MeshError bad_frame unless it is one
+        """Has nothing to do with a peer any more: its connections are closed, and it is told so when it says hello.
+
+        MeshError usage for what is no other peer's id.
+        """
+        try:
+            peer_id(peer)
+        except MeshError as error:
+            raise MeshError("usage", error.message, hint="a peer's id is what `meshnode peers` shows") from error
         if peer == self.peer:
-            raise MeshError("usage", "a node does not deny itself")
+            raise MeshError("usage", "a node does not deny itself", hint="name another peer")
         self.admission.denied.add(peer)
         self._members.let_go(peer)
 

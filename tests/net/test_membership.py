@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -376,3 +377,36 @@ async def test_identify_is_bounded():
 
         with pytest.raises(MeshError):
             await identify.ask(node._members.host, conn)
+
+
+async def test_neighbours_of_one_version_apart_speak_the_older():
+    async with mesh(1) as (node,):
+        for versions, spoken in (((2, 1), 1), ((1,), 1)):
+            async with open_network(NodeKey.generate(), SECRET, listen=(), versions=versions) as visitor:
+                await visitor.connect(node.peer, node.addresses)
+                (conn,) = visitor._members.connections[node.peer]
+                assert conn.version == spoken
+                assert conn.capabilities == {"rotates"}
+
+
+async def test_a_crowd_of_strangers_is_gone_in_seconds_and_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(swarm, "PENDING_LIMIT", 1.0)
+    async with mesh(2) as (node, member), open_network(NodeKey.generate(), OTHER_SECRET, listen=()) as crowd:
+        await until(lambda: node.connected())
+        before = len(node._members.swarm.get_connections())
+        conns = []
+        for _ in range(swarm.MAX_PER_PEER):
+            conn = await stranger(crowd, node)
+            conns.append(conn)
+            for _ in range(4):  # as much as a stranger may send before it is cut off
+                stream = await conn.muxed_conn.open_stream()
+                with contextlib.suppress(Exception):
+                    await propose_raw(stream, PROTOCOL)
+                    await stream.write(bytes(15 << 10))
+        with trio.fail_after(3):
+            for conn in conns:
+                await conn.event_closed.wait()
+        await until(lambda: len(node._members.swarm.get_connections()) == before)
+        assert not node._members.swarm.strangers
+        assert member.peer in {p.peer for p in node.connected()}
+        await node._dht.find(b"key", 2.0)
