@@ -55,9 +55,10 @@ class Backend(Protocol):
     """What a node can be asked. Everything raises MeshError alone; values are plain JSON."""
 
     def status(self) -> dict[str, Any]:
-        """{pid, peer, mesh_id, addresses, home, state: starting | ready | degraded, holdings: [{artifact, name,
-        layers: [a, b], n_layer, state: hashing | loading | ready | failed, progress?, error?, worker?}],
-        sessions: [{session, epoch, artifact, role: hop | entry, positions, effective?: [a, b] of a hop}], alone}"""
+        """{pid, peer, mesh_id, generation: of its secret | null, addresses, home, state: starting | ready | degraded,
+        holdings: [{artifact, name, layers: [a, b], n_layer, state: hashing | loading | ready | failed, progress?,
+        error?, worker?}], sessions: [{session, epoch, artifact, role: hop | entry, positions, effective?: [a, b] of a
+        hop}], alone}"""
 
     async def peers(self) -> list[dict[str, Any]]:
         """[{peer, address, direction, rtt_ms, since_s}]"""

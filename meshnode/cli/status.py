@@ -23,6 +23,7 @@ def command(home: str | None, as_json: bool) -> None:
         return
     show.facts(
         [("peer", status["peer"]), ("mesh", status["mesh_id"]), ("state", status["state"]), ("process", status["pid"])]
+        + ([("secret", f"generation {status['generation']}")] if status.get("generation") else [])
         + [("address", address) for address in status["addresses"]]
         + [("api", url) for url in status["api"]]
         + ([("alone", "no peer is connected")] if status.get("alone") else [])

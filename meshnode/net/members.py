@@ -186,6 +186,9 @@ class Members:
     def _admit(self, conn: MeshConn, agreement: Agreement) -> None:
         if conn.is_closed or self.closing:
             return
+        if conn.peer in self._party.admission.denied:  # since hello began
+            self.nursery.start_soon(conn.close)
+            return
         conn.member = conn.muxed_conn.trusted = True
         conn.version, conn.capabilities = agreement.version, agreement.capabilities
         conn.generations = agreement.generations

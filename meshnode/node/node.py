@@ -83,6 +83,7 @@ class Node:
             "pid": os.getpid(),
             "peer": self.network.peer,
             "mesh_id": self.mesh.mesh_id,
+            "generation": None if self.mesh.secret is None else self.network.admission.mesh.number,
             "addresses": list(self.network.addresses),
             "api": self.api,
             "home": str(self.home.path) if self.home else None,
