@@ -38,6 +38,7 @@ from .openai.line import Line
 
 PORT = 8571  # of nobody else, as far as is known; where it is taken, any free one is used
 DEFAULT = f"127.0.0.1:{PORT}"
+MAX_DRAINED = 8 * MAX_BODY  # of a request that is too long: whoever is cut off while sending does not hear why
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -219,12 +220,16 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 async def _body(request: Request) -> Any:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Fault("the request's content-type is application/json", status=415, code="unsupported_media_type")
-    raw = bytearray()
+    raw, size = bytearray(), 0
     with trio.move_on_after(BODY_S) as scope:
         async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > MAX_BODY:
-                raise Fault(f"a request has at most {MAX_BODY} bytes", status=413, code="request_too_large")
+            size += len(chunk)
+            if size <= MAX_BODY:
+                raw += chunk
+            elif size > MAX_DRAINED:
+                break
+    if size > MAX_BODY:
+        raise Fault(f"a request has at most {MAX_BODY} bytes", status=413, code="request_too_large")
     if scope.cancelled_caught:
         raise Fault("the request did not arrive in time", status=408, code="deadline")
     try:

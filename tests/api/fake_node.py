@@ -121,8 +121,8 @@ class FakeNode:
             self.runs -= 1
 
     async def _events(self, request: RunRequest) -> AsyncIterator[dict[str, Any]]:
-        yield {"event": "route", "route": HOPS}
-        for number in range(request.max_tokens):
+        yield {"event": "route", "route": HOPS, "prompt_tokens": 3}
+        for number in range(length(request)):
             if number == self.fail_at:
                 raise self.fault
             await trio.sleep(self.pace_s)
@@ -133,8 +133,12 @@ class FakeNode:
         self.stopped.set()
 
 
+def length(request: RunRequest) -> int:
+    return 4 if request.max_tokens is None else min(request.max_tokens, 1000)
+
+
 def result(request: RunRequest) -> dict[str, Any]:
-    count = request.max_tokens
+    count = length(request)
     return {
         "text": "".join(WORDS[number % len(WORDS)] for number in range(count)),
         "token_ids": list(range(count)),

@@ -69,10 +69,10 @@ class Shape:
     def _top(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._asked.model}
 
-    def whole(self, choices: list[Choice], usage: Usage, notes: list[str]) -> dict[str, Any]:
+    def whole(self, choices: list[Choice], usage: Usage, notes: list[dict[str, Any]]) -> dict[str, Any]:
         said = [self._choice(choice) for choice in choices]
         top = self._top(self._kind) | {"choices": said, "usage": usage.as_json()}
-        return top | ({"notes": notes} if notes else {})
+        return top | ({"meshnode": {"notes": notes}} if notes else {})
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         told = self.logprobs(choice.tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -36,7 +37,7 @@ class Answering(Response):
         self._shape = Shape(asked)
         self._usage = Usage()
         self._route = ""
-        self._notes: list[str] = []
+        self._notes: list[Event] = []
         self._begun = False
         self._sending = trio.Lock()
 
@@ -77,7 +78,8 @@ class Answering(Response):
 
     async def _choice(self, number: int) -> Choice:
         """Makes one answer, and emits it while it is made if it is to be streamed."""
-        asked, choice = self._asked, Choice(number)
+        asked = self._asked
+        choice = Choice(number, asked.echo[number] if asked.echo else "")
         stops, waiting = Stops(asked.stop), list[Said]()
         heard = 0  # characters that came, shown or not
         begun = first = last = trio.current_time()
@@ -117,8 +119,10 @@ class Answering(Response):
                     text = event["result"]["text"]
                     if len(text) > heard and not stops.found:  # what only the end of the answer completed
                         await show(stops.feed(text[heard:]))
-                else:
-                    self._notes.append(str(event.get("say") or event.get("note") or kind))
+                else:  # of a route that was mended, say: whoever reads it may want to know
+                    self._notes.append(event)
+                    if asked.stream:
+                        await self._emit(f": {json.dumps(event)}\n\n")
         if not stops.found:
             await show(stops.rest())
         choice.finish = "stop" if stops.found else choice.finish or "length"
@@ -153,6 +157,8 @@ class Answering(Response):
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if self._asked.is_chat:
             await self._emit(self._shape.first(number))
+        elif self._asked.echo:
+            await self._emit(self._shape.part(number, self._asked.echo[number], []))
 
     async def _emit(self, text: str) -> None:
         async with self._sending:
