@@ -61,7 +61,7 @@ class Backend(Protocol):
         hop}], alone}"""
 
     async def peers(self) -> list[dict[str, Any]]:
-        """[{peer, address, direction, rtt_ms, since_s}]"""
+        """[{peer, address, direction, rtt_ms, bandwidth_mb_s, since_s}]"""
 
     async def models(self) -> list[dict[str, Any]]:
         """[{artifact, name, architecture, n_layer, bytes: null unless it lies here, covered: [[a, b]],

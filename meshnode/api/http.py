@@ -151,17 +151,18 @@ def http_app(backend: Backend, key: str | None) -> Guard:
         return JSONResponse(said, 200 if whole else 503)
 
     async def metrics(request: Request) -> Response:
-        status, models = backend.status(), await backend.models()
+        status, models, peers = backend.status(), await backend.models(), await backend.peers()
         return PlainTextResponse(
             meter.text(
                 {
                     "ready": (any(not model["missing"] for model in models), "1: a whole route exists."),
                     "models": (len(models), "Models that anybody in the mesh holds layers of."),
-                    "peers": (len(await backend.peers()), "Peers that are connected."),
+                    "peers": (len(peers), "Peers that are connected."),
                     "sessions": (len(status["sessions"]), "Sessions that this node is a hop or the entry node of."),
                     "answers_running": (line.running, "Answers that are being made."),
                     "answers_waiting": (line.waiting, "Requests that wait for a session."),
-                }
+                },
+                peers,
             ),
             media_type=CONTENT_TYPE,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOTALS = {
@@ -10,6 +12,11 @@ _TOTALS = {
     "completion_tokens": "Tokens of answers.",
     "prefill_seconds": "Seconds from a route's opening to the first token.",
     "decode_seconds": "Seconds from the first token to the last.",
+}
+
+_NEIGHBOURS = {  # of each: where a peer has it, in units of the base unit
+    "neighbour_round_trip_seconds": ("rtt_ms", 1e-3, "Smoothed round trip to a connected peer."),
+    "neighbour_bandwidth_bytes_per_second": ("bandwidth_mb_s", 1e6, "Smoothed bandwidth of bulk to a connected peer."),
 }
 
 
@@ -26,8 +33,8 @@ class Meter:
         for name, value in zip(_TOTALS, (prompt, completion, prefill_s, decode_s), strict=True):
             self._totals[name] += value
 
-    def text(self, gauges: dict[str, tuple[float, str]]) -> str:
-        """All of it; gauges: name -> (value, what it is), as they are now."""
+    def text(self, gauges: dict[str, tuple[float, str]], peers: Sequence[dict[str, Any]] = ()) -> str:
+        """All of it; gauges: name -> (value, what it is), as they are now; peers: as the control API lists them."""
         lines = [
             "# HELP meshnode_answers_total Requests for answers, by outcome.",
             "# TYPE meshnode_answers_total counter",
@@ -38,4 +45,8 @@ class Meter:
             lines.append(f"meshnode_{name}_total {self._totals[name]:g}")
         for name, (value, help_) in gauges.items():
             lines += [f"# HELP meshnode_{name} {help_}", f"# TYPE meshnode_{name} gauge", f"meshnode_{name} {value:g}"]
+        for name, (key, unit, help_) in _NEIGHBOURS.items():
+            lines += [f"# HELP meshnode_{name} {help_}", f"# TYPE meshnode_{name} gauge"]
+            known = [(one["peer"], one[key] * unit) for one in peers if one.get(key) is not None]
+            lines += [f'meshnode_{name}{{peer="{peer}"}} {value:g}' for peer, value in known]
         return "\n".join(lines) + "\n"

@@ -23,11 +23,18 @@ def command(context: click.Context, home: str | None, as_json: bool) -> None:
         show.as_json({"peers": peers, "denied": denied})
         return
     rows = [
-        (p["peer"], p["address"], p["direction"], _milliseconds(p.get("rtt_ms")), f"{p.get('since_s') or 0:.0f} s")
+        (
+            p["peer"],
+            p["address"],
+            p["direction"],
+            _unit(p.get("rtt_ms"), "ms"),
+            _unit(p.get("bandwidth_mb_s"), "MB/s"),
+            f"{p.get('since_s') or 0:.0f} s",
+        )
         for p in peers
     ]
     nothing = "No peer is connected. Invite one: meshnode invite"
-    show.table(("peer", "address", "dialled", "round trip", "since"), rows, nothing=nothing)
+    show.table(("peer", "address", "dialled", "round trip", "bandwidth", "since"), rows, nothing=nothing)
     for peer in denied:
         show.note(f"denied {peer}")
 
@@ -62,5 +69,5 @@ def _decide(group: tuple[str | None, bool], peer: str, home: str | None, as_json
         show.note(f"{peer} is {'denied' if deny else 'allowed'}")
 
 
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
+def _unit(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.1f} {unit}"

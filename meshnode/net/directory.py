@@ -140,7 +140,7 @@ class Directory:
 
     def _round_trip(self, peer: PeerId, took: float) -> float:
         """As measured over time, which an answer that had to wait for its turn does not tell; else as just now."""
-        measured = next((info.rtt for info in self._network.connected() if info.peer == peer), math.nan)
+        measured = self._network.measures(peer).rtt
         return took if math.isnan(measured) else measured
 
     def observed(self, peer: PeerId, claimed_s: float, measured_s: float) -> None:

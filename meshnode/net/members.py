@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
@@ -16,6 +17,7 @@ from ..errors import MeshError
 from ..ids import PeerId
 from ..keys import NodeKey, public_of
 from . import identify
+from .measure import NeighbourMeasure
 from .membership import MAX_MESSAGE, Agreement, Party
 from .stream import PeerStream
 from .swarm import HELLO, IDENTIFY, MeshConn, MeshHost, MeshSwarm
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 CONNECT_LIMIT = 5.0  # s for look-up, dial and hello together
 HELLO_LIMIT = 3.0  # s
 DIAL_STAGGER = 0.25  # s that one address is tried alone before the next one is tried beside it
+MAX_MEASURES = 1024  # neighbours, of which it is remembered what their links are like
 REFUSAL_GRACE = 0.5  # s that a refused peer has to read why
 
 Callback = Callable[[str], None]
@@ -49,6 +52,7 @@ class Members:
         self.host = MeshHost(pair, self.swarm, self.reach, [(HELLO, self._hello), (IDENTIFY, self._identify)])
         self.book = self.host.get_peerstore()
         self.connections: dict[str, list[MeshConn]] = {}
+        self.measures: OrderedDict[str, NeighbourMeasure] = OrderedDict()  # also of those that left: they may be back
         self.on_joined: list[Callback] = []
         self.on_lost: list[Callback] = []
         self.on_known: Callable[[str], Awaitable[None]] | None = None  # a member's addresses have become known
@@ -192,6 +196,7 @@ class Members:
         conn.member = conn.muxed_conn.trusted = True
         conn.version, conn.capabilities = agreement.version, agreement.capabilities
         conn.generations = agreement.generations
+        conn.muxed_conn.measure = self._measure(conn.peer)
         conn.settled.set()
         conns = self.connections.setdefault(conn.peer, [])
         conns.append(conn)
@@ -209,6 +214,13 @@ class Members:
             log.info("%s", error)
         except Exception:
             log.exception("getting to know %s failed", conn.peer)
+
+    def _measure(self, peer: str) -> NeighbourMeasure:
+        measure = self.measures.setdefault(peer, NeighbourMeasure())
+        self.measures.move_to_end(peer)
+        while len(self.measures) > MAX_MEASURES:
+            self.measures.popitem(last=False)
+        return measure
 
     def let_go(self, peer: str) -> None:
         """Closes every connection to a peer."""

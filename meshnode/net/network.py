@@ -22,6 +22,7 @@ from . import identify, mdns
 from .admission import Admission
 from .dht import MeshDht
 from .joining import Joining
+from .measure import NeighbourMeasure
 from .members import CONNECT_LIMIT, Members, parse_address, peer_id
 from .membership import VERSIONS, Party
 from .rotation import Rotation
@@ -39,13 +40,18 @@ Server = Callable[[str, bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """A member that we are connected to. since: trio's clock; rtt: seconds, NaN before the first is measured."""
+    """A member that we are connected to. since: trio's clock; measure: of its link, smoothed."""
 
     peer: str
     address: str
     inbound: bool
     since: float
-    rtt: float
+    measure: NeighbourMeasure
+
+    @property
+    def rtt(self) -> float:
+        """Seconds, smoothed; NaN before the first is measured."""
+        return self.measure.rtt
 
 
 class Network:
@@ -158,9 +164,16 @@ class Network:
 
     def connected(self) -> list[PeerInfo]:
         return [
-            PeerInfo(peer, conn.address, conn.inbound, conn.since, conn.muxed_conn.rtt())
+            PeerInfo(peer, conn.address, conn.inbound, conn.since, conn.muxed_conn.measure)
             for peer, (conn, *_) in self._members.connections.items()
         ]
+
+    def measures(self, peer: str) -> NeighbourMeasure:
+        """What the link to a neighbour is like: `rtt` and `least` in seconds, `bandwidth` in bytes/s, for routing.
+
+        Each is NaN until it is measured; those of a neighbour that has left are its last ones.
+        """
+        return self._members.measures.get(peer) or NeighbourMeasure()
 
     @property
     def addresses(self) -> list[str]:

@@ -33,6 +33,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     Yamux,
 )
 
+from .measure import NeighbourMeasure
 from .yamux_stream import HEADER, MeshYamuxStream
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class MeshYamux(Yamux):  # type: ignore[misc]
         self.new_stream_send_channel, self.new_stream_receive_channel = trio.open_memory_channel(MAX_STREAMS)
         self.trusted = False
         self.window_budget = WINDOW_BUDGET
+        self.measure = NeighbourMeasure()  # replaced by the peer's own once it is known
         self.last_heard = trio.current_time()
         self._writing_since = math.inf  # when the frame that is being written began
         self._ping_id: int = 0
@@ -222,7 +224,7 @@ class MeshYamux(Yamux):  # type: ignore[misc]
                 self._announce(stream, length, flags)
             elif stream is not None:
                 stream.send_window = min(stream.send_window + length, (1 << 32) - 1)
-                stream.writable.set()
+                stream.taken(length)
                 self._end(stream, flags)
         elif kind == TYPE_PING:
             if flags & FLAG_SYN:
@@ -230,7 +232,7 @@ class MeshYamux(Yamux):  # type: ignore[misc]
                 if len(self._control) > CONTROL_LIMIT:
                     raise Violation("asks without reading the answers")
             elif length == self._ping_id:
-                self._rtt = trio.current_time() - self._ping_sent_time
+                self.measure.trip(trio.current_time() - self._ping_sent_time)
         elif kind == TYPE_GO_AWAY:
             raise ConnectionClosedError("the peer closed the connection", close_code=length)
         else:
@@ -296,5 +298,5 @@ class MeshYamux(Yamux):  # type: ignore[misc]
                 return
 
     def rtt(self) -> float:
-        """Seconds, the last one measured; NaN before the first answer."""
-        return self._rtt or math.nan
+        """Seconds, smoothed; NaN before the first answer."""
+        return self.measure.rtt

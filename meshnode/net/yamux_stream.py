@@ -33,6 +33,8 @@ class MeshYamuxStream(YamuxStream):  # type: ignore[misc]
         self.readable = trio.Event()
         self.writable = trio.Event()
         self._pending_recv_release: int = 0  # bytes read since credit was last given
+        self._taken = 0  # bytes that the peer gave credit for during a write
+        self._taken_at = 0.0
         self.extra = 0  # taken from the connection's window budget
 
     def wake(self) -> None:
@@ -45,13 +47,15 @@ class MeshYamuxStream(YamuxStream):  # type: ignore[misc]
         self.wake()
 
     async def write(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data)
+        rest, began = memoryview(data), trio.current_time()
+        self._taken = 0
         while True:
             if self.reset_received:
                 raise MuxedStreamReset("stream was reset")
             if self.send_closed or self.closed:
                 raise MuxedStreamError("stream is closed for sending")
             if not rest:
+                self.conn.measure.sent(min(self._taken, len(data)), self._taken_at - began)
                 return
             if self.send_window <= 0:
                 await self._wait_for_credit()
@@ -60,6 +64,12 @@ class MeshYamuxStream(YamuxStream):  # type: ignore[misc]
             self.send_window -= size
             await self.conn._write_frame(HEADER.pack(0, TYPE_DATA, 0, self.stream_id, size) + rest[:size])
             rest = rest[size:]
+
+    def taken(self, credit: int) -> None:
+        """The peer has read, and gives as much credit."""
+        self._taken += credit
+        self._taken_at = trio.current_time()
+        self.writable.set()
 
     async def _wait_for_credit(self) -> None:
         self.writable = trio.Event()

@@ -61,6 +61,7 @@ def peer(info: PeerInfo) -> dict[str, Any]:
         "address": info.address,
         "direction": "inbound" if info.inbound else "outbound",
         "rtt_ms": None if math.isnan(info.rtt) else round(info.rtt * 1000, 2),
+        "bandwidth_mb_s": None if math.isnan(info.measure.bandwidth) else round(info.measure.bandwidth / 1e6, 2),
         "since_s": round(trio.current_time() - info.since, 1),
     }
 
