@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import logs
 from ..api.guard import read_key
 from ..artifact.catalogue import Catalogue
 from ..artifact.policy import Policy
@@ -62,6 +63,9 @@ def _within(name: str) -> click.IntRange:
 @click.option("--http", metavar="HOST:PORT|off", help="The HTTP API; 127.0.0.1:8571, or a free port, if not given.")
 @click.option("--api-key-file", metavar="FILE", help="Ask for this key; needed to serve the API beyond this machine.")
 @click.option("--retry-crashed", is_flag=True, help="Load also a model that crashed a worker before.")
+@click.option(
+    "--log-format", type=click.Choice(logs.FORMATS), default=logs.FORMATS[0], show_default=True, help="Of node.log."
+)
 @click.option("--lease-ttl", type=click.FloatRange(*LIMITS["lease_ttl_s"]), default=NodeConfig.lease_ttl_s, hidden=True)
 @click.option(
     "--hop-timeout", type=click.FloatRange(*LIMITS["hop_timeout_s"]), default=NodeConfig.hop_timeout_s, hidden=True
@@ -81,6 +85,7 @@ def command(
     numerics: str,
     retry_crashed: bool,
     source: str,
+    log_format: str,
     http: str | None,
     api_key_file: str | None,
     lease_ttl: float,
@@ -125,7 +130,7 @@ def command(
     import trio  # late, with all that it brings: what is refused above is refused at once
 
     where.create()
-    _log_to(where)
+    _log_to(where, log_format)
     program = built_worker(worker) if models else None
     served = [(path_of(model), held, policy) for model in models]
     trio.run(_serve, where, config, joined, served, program, http, api_key, as_json, lifeline)
@@ -264,8 +269,8 @@ def built_worker(program: str | None = None) -> Path:
         return worker_path(progress=report)
 
 
-def _log_to(home: Home) -> None:
+def _log_to(home: Home, kind: str) -> None:
     handler = logging.handlers.RotatingFileHandler(home.log_path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname).1s %(name)s: %(message)s"))
+    handler.setFormatter(logs.formatter(kind))
     logging.getLogger().addHandler(handler)
     logging.getLogger("meshnode").setLevel(logging.INFO)

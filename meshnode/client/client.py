@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from .. import logs
 from ..artifact.names import match
 from ..config import NodeConfig
 from ..errors import MeshError
@@ -86,6 +87,7 @@ class Client:
                 self._directory.observed(journey.head.node, journey.claimed_s, measured)
         finally:
             self._journeys.pop(journey.grant.session, None)
+            log.info("answered with %d tokens", len(journey.answer.ids), extra=logs.of(journey.grant.session))
 
     def _tell(self, signed: Sequence[Signed]) -> None:
         for take in self.on_signed:
@@ -137,6 +139,8 @@ class Client:
         )
         journey.claimed_s = next(cost.at(h.offer.pairs, 0) for h in heads if h.offer.node == journey.head.node)
         self._journeys[wanted.session] = journey
+        of = logs.of(wanted.session)
+        log.info("a route of %d hops for %d tokens", len(route.leases), len(prompt), extra=of)
         return journey
 
     @property

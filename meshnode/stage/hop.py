@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import trio
 
+from .. import logs
 from ..errors import MeshError
 from ..ids import PeerId
 from ..ledger.account import Account, Cutter, Written
@@ -162,7 +163,7 @@ class Hop:
         except Exception:
             self.kept.lost = True
             # whatever it is, it is this session's alone: nothing that a peer can bring about ends the node
-            log.exception("an unforeseen fault in a hop")
+            log.exception("an unforeseen fault in a hop", extra=logs.of(self.lease.session))
             await self.fail(self.lease.node, MeshError("internal", "an unforeseen fault in a hop"))
         finally:
             self._stopped.set()
@@ -318,7 +319,7 @@ class Hop:
             return
         self.over = True
         lease = self.lease
-        log.warning("hop %d of a session failed at %s: %s", lease.hop, node, error)
+        log.warning("hop %d failed at %s: %s", lease.hop, node, error, extra=logs.of(lease.session))
         failure = Failure(lease.session, lease.epoch, node, error.code, error.message, self.place.before)
         try:
             await self.links.send(lease.predecessor, failure)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 import trio
 
+from .. import logs
 from ..errors import MeshError
 from ..keys import NodeKey
 from ..ledger.account import Written
@@ -15,6 +17,8 @@ from ..wire import statements
 from ..wire.messages import Signed
 from .holding import Holding
 from .hop import Hop
+
+log = logging.getLogger(__name__)
 
 
 class Leased:
@@ -57,6 +61,9 @@ class Leased:
     def _put(self, hop: Hop, holding: Holding) -> None:
         self.hops[hop.lease.lease] = hop
         self._by_lease[hop.lease.lease] = holding
+        lease = hop.lease
+        said = "leased layers %s as hop %d of epoch %d"
+        log.info(said, lease.effective, lease.hop, lease.epoch, extra=logs.of(lease.session))
 
     async def end(self, hop: Hop, event: Event, *, worker_ends: bool = False) -> None:
         """Stops a hop; its place is free only once the worker has let go of the session."""
@@ -68,6 +75,8 @@ class Leased:
         finally:
             self.write(hop.account.end(int(time.time())))
             holding.book.apply(hop.key, hop.lease.epoch, event, trio.current_time())
+            of = logs.of(hop.lease.session)
+            log.info("hop %d ends: %s, %d positions", hop.lease.hop, event.value, hop.computed, extra=of)
 
     def write(self, written: Sequence[Written]) -> None:
         """Signs receipts, and hands them on with what opens their leaves."""

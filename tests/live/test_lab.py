@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,17 @@ def test_an_answer_may_be_empty(thirds: Lab) -> None:
     said = thirds.run("Tell me a long story.", *GREEDY)  # which this model takes for a text that is at its end
     assert (said["text"], said["token_ids"], said["finish_reason"]) == ("", [], "stop")
     assert len(said["receipts"]) == 3
+
+
+def test_logs_name_a_request_on_every_hop_and_neither_prompt_nor_path(thirds: Lab, model: Path) -> None:
+    thirds.run("Xylophones of Quebec", "--max-tokens", "4")
+    logs = [path.read_text() for path in thirds.folder.glob("*/node.log")]
+    assert len(logs) == 4
+    entry = next(log for log in logs if "a route of 3 hops" in log)
+    request = re.findall(r"a route of 3 hops for \d+ tokens request=(\w{8})", entry)[-1]
+    assert all(f"request={request}" in log for log in logs)
+    for log in logs:
+        assert "ylophone" not in log
+        assert str(thirds.folder) not in log
+        assert model.name not in log
+        assert "meshnode/" not in log
