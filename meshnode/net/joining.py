@@ -114,7 +114,8 @@ class Joining:
                     await self._members.connect(join.peer, join.addresses)
                 join.error, pause = None, FIRST_RETRY
             except MeshError as error:
-                log.info("joining through %s: %s", ", ".join(join.addresses), error)
+                news = join.error is None or join.error.code != error.code  # else the log would hold nothing else
+                log.log(logging.INFO if news else logging.DEBUG, "joining by %s: %s", ", ".join(join.addresses), error)
                 join.error, pause = error, min(2 * pause, LAST_RETRY if self._members.connections else ALONE_RETRY)
             join.tried.set()
             await trio.sleep(_jittered(LAST_RETRY if join.peer in self._members else pause))

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_LIMIT = 5.0  # s for look-up, dial and hello together
 HELLO_LIMIT = 3.0  # s
+GONE_S = 3.0  # others name a dead peer until they notice: each look-up would dial it, and look for it far and wide
+MAX_GONE = 1024
 DIAL_STAGGER = 0.25  # s that one address is tried alone before the next one is tried beside it
 MAX_MEASURES = 1024  # neighbours, of which it is remembered what their links are like
 REFUSAL_GRACE = 0.5  # s that a refused peer has to read why
@@ -60,6 +62,7 @@ class Members:
         self.closing = False
         self._party = party
         self._dials: dict[str, _Dial] = {}
+        self._gone: dict[str, float] = {}  # who could not be reached, until when that is taken for granted
 
     def __contains__(self, peer: str) -> bool:
         return peer in self.connections
@@ -91,7 +94,9 @@ class Members:
                 raise MeshError(dial.error.code, dial.error.message, hint=dial.error.hint)
 
     async def reach(self, peer: str) -> MeshConn:
-        """A connection to a member, as connect()."""
+        """A connection to a member, as connect(); who could not be reached within GONE_S is not tried again here."""
+        if peer not in self.connections and trio.current_time() < self._gone.get(peer, -1.0):
+            raise MeshError("unreachable", f"{peer} could not be reached a moment ago")
         await self.connect(peer)
         conns = self.connections.get(peer)
         if not conns:
@@ -114,6 +119,11 @@ class Members:
             if peer in self.connections:  # it dialled us meanwhile
                 dial.error = None
             del self._dials[peer]
+            self._gone.pop(peer, None)
+            if dial.error is not None and dial.error.code == "unreachable":
+                self._gone[peer] = trio.current_time() + GONE_S
+                while len(self._gone) > MAX_GONE:
+                    del self._gone[next(iter(self._gone))]
             dial.done.set()
 
     async def _dial_any(self, peer: str) -> MeshConn:

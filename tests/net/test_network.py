@@ -428,6 +428,29 @@ async def test_what_fails_inside_comes_out_as_it_was():
             raise KeyError("ours")
 
 
+async def test_a_peer_that_is_gone_is_not_looked_for_again_and_again(monkeypatch):
+    monkeypatch.setattr(members, "GONE_S", 0.3)
+    async with mesh(1) as (a,):
+        looked = []
+
+        async def locate(peer):
+            looked.append(peer)
+
+        a._members.locate = locate
+        gone = NodeKey.generate()
+        for _ in range(5):
+            with pytest.raises(MeshError) as fault:
+                await a.open(gone.peer, "/test/1")
+            assert fault.value.code == "unreachable"
+        assert looked == [gone.peer]
+        await trio.sleep(0.35)
+        with pytest.raises(MeshError):
+            await a.open(gone.peer, "/test/1")
+        assert len(looked) == 2
+        async with open_network(gone, SECRET, listen=LISTEN) as back:
+            await a.connect(back.peer, back.addresses)  # whoever knows an address tries it at once
+
+
 async def test_bootstrap_goes_on_until_somebody_is_there(monkeypatch):
     monkeypatch.setattr(joining, "FIRST_RETRY", 0.05)
     key = NodeKey.generate()
