@@ -42,6 +42,7 @@ def churn(seconds: float, period: float, draw: random.Random) -> dict[str, Any]:
         for number in range(NODES):
             add(number % GROUPS)
         took: list[float] = []
+        found: list[float] = []
         unanswered, incomplete, kills = 0, 0, 0
         ends, turn = time.monotonic() + seconds, time.monotonic() + period
         while time.monotonic() < ends:
@@ -55,6 +56,7 @@ def churn(seconds: float, period: float, draw: random.Random) -> dict[str, Any]:
             number = draw.randrange(GROUPS)
             said = draw.choice(living).ask(do="reach", keys=[f"group-{number}"])
             took.append(said["s"])
+            found.append(said["find_s"])
             now = time.monotonic()
             due = {peer.id for peer in living if group[peer] == number and now - since[peer] > KNOWN_S + said["s"]}
             mute, lacks = not said["answered"] or said["s"] > LATE_S, due - set(said["answered"])
@@ -72,6 +74,7 @@ def churn(seconds: float, period: float, draw: random.Random) -> dict[str, Any]:
         "incomplete": incomplete,
         "lookup_s": round(statistics.median(took), 3),
         "lookup_max_s": round(max(took), 3),
+        "find_max_s": round(max(found), 3),
         "connected_least": min(known),
     }
 
