@@ -70,6 +70,8 @@ def parse(line: str) -> Invite:
         raise MeshError("bad_invite", f"an invite has at most {MAX_LINE} characters, this has {len(line)}")
     body = line[len(PREFIX) :]
     try:
+        if "+" in body or "/" in body:  # which the decoder would take for - and _
+            raise ValueError("not of this alphabet")
         packed = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise MeshError("bad_invite", "the invite has characters that no invite has") from error

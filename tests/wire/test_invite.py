@@ -61,6 +61,12 @@ def test_any_slip_is_found(at: int, flip: int) -> None:
     assert code_of(changed) == "bad_invite"
 
 
+def test_the_other_alphabet_of_base64_is_none_of_ours() -> None:
+    line = GOOD.to_line()
+    assert "-" in line[len(PREFIX) :] or "_" in line
+    assert code_of(PREFIX + line[len(PREFIX) :].replace("-", "+").replace("_", "/")) == "bad_invite"
+
+
 def test_cut_anywhere() -> None:
     line = GOOD.to_line()
     for end in range(len(line) - 1):
