@@ -14,11 +14,13 @@ SECONDS ?= 60
 PROMPTS ?= 20
 ROUNDS ?= 20
 OPS ?= 10000
+KILLS ?= 100
+FREEZES ?= 20
 MODEL ?= smollm2
 NODES ?= 8
 RECEIPTS ?= 500
 
-.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts soak-kills sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +36,7 @@ help:
 	@echo "make soak-worker      random requests to one worker, each answer held against a fresh one's: OPS=10000 SEED=5"
 	@echo "make soak-receipts    receipts in bursts while nodes are killed and come back: NODES=8 RECEIPTS=500"
 	@echo "make sim-receipts     fifty nodes, liars among them, on a virtual clock; ends with one line of JSON"
+	@echo "make soak-kills       workers and nodes killed and frozen while they answer: KILLS=100 FREEZES=20 SEED=5"
 	@echo "make soak-members     twelve processes, one killed and one started every 10 s; fifty meshes started at once: SECONDS=300"
 	@echo "make exact            greedy tokens of 20 prompts, three splits of the model against the whole: SEED=5 PROMPTS=20"
 	@echo "make arch-sweep       which architectures are exact at every cut; writes their list: make arch-sweep ARGS=--check"
@@ -101,6 +104,9 @@ soak-receipts: worker model
 
 sim-receipts: $(STAMP)
 	@PYTHONPATH=fixtures $(PY) -m tests.ledger.simulation $(ARGS)
+
+soak-kills: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.live.soak_kills --kills $(KILLS) --freezes $(FREEZES) --seed $(SEED)
 
 soak-members: $(STAMP)
 	@$(PY) -m tests.net.churn --seconds $(if $(filter file,$(origin SECONDS)),300,$(SECONDS)) --seed $(SEED)

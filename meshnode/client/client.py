@@ -118,7 +118,7 @@ class Client:
 
     async def _open(self, ask: Ask, heads: Sequence[Heard], prompt: tuple[int, ...], max_tokens: int) -> Journey:
         contract = heads[0].offer.contract
-        wanted = Wanted(new_session(), contract, ask.sampling, len(prompt) + max_tokens, max_tokens)
+        wanted = Wanted(new_session(), contract, ask.sampling, len(prompt) + max_tokens, max_tokens, tuple(heads))
 
         async def candidates() -> AsyncIterator[tuple[PeerId, bool]]:
             asked = heads[: choose.ATTEMPTS_A_HOP]

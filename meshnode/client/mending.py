@@ -15,7 +15,7 @@ from .opening import NoRoute, Opener, Route, Wanted
 
 log = logging.getLogger(__name__)
 
-OPEN_AGAIN_S = 10.0  # for one try; a survivor has to end the step that it is in, others to be found
+OPEN_AGAIN_S = 10.0  # for one try, beside a hop time-out in which survivors end the step that they are in
 RETRY_S = 0.2  # between two tries, while a worker is started again
 WORKER_FAULTS = ("worker_died", "worker_hung")  # the node is well, and has a new worker soon
 IN_VAIN = 4  # repairs without a new token between them before the answer is given up
@@ -67,7 +67,7 @@ class Mender:
                         epoch + 1,
                         ids,
                         generated,
-                        OPEN_AGAIN_S,
+                        OPEN_AGAIN_S + self._config.hop_timeout_s,
                         kept=plan,
                         excluded=excluded,
                     )

@@ -15,6 +15,7 @@ from ..keys import NodeKey
 from ..net.directory import PROBE_S, Directory
 from ..net.links import Links, Refused
 from ..route import choose, repair
+from ..route.choose import Heard
 from ..route.verify import check_route
 from ..wire import statements
 from ..wire.messages import (
@@ -46,6 +47,7 @@ class Wanted:
     sampling: Sampling
     context: int  # positions
     max_tokens: int
+    heads: tuple[Heard, ...]  # as they were heard when it began
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,12 @@ class Opener:
         asked = lost.node if lost is not None else None
         is_there = asked is not None and asked not in excluded
         if asked is not None and is_there and await self._directory.fresh(asked, artifact, timeout=PROBE_S):
-            yield asked, False
+            yield asked, True
+        known = [h for h in wanted.heads if h.offer.node not in (asked, *excluded)] if lost is not None else []
+        for head in known:
+            node, fits = head.offer.node, repair.unfit(lost, head.offer) is None
+            if fits and await self._directory.fresh(node, artifact, timeout=PROBE_S):
+                yield node, False
         heard = await self._directory.holders(artifact, 0, n_layer, but=excluded)
         verdicts = [
             choose.judge(h, 0, wanted.contract, wanted.context, excluded)

@@ -25,7 +25,9 @@ from ..config import LEASE_IDLE_S
 from ..errors import MeshError
 from ..ids import PeerId, SessionId
 
-Key: TypeAlias = tuple[PeerId, SessionId]  # a session is its entry node's: nobody else can name it
+Key: TypeAlias = tuple[PeerId, SessionId, int]  # a session is its entry node's: nobody else can name it; first layer
+
+Ran: TypeAlias = tuple[int, frozenset[int]]  # the newest epoch, and the first layers of its leases
 
 FIRST_PUSH_S = 120.0  # renewals keep a lease that long while hops before it work on the prompt, but not for ever
 REMEMBERED = 4096  # epochs of ended sessions kept to fence late frames; older ones are refused as unknown anyway
@@ -82,7 +84,9 @@ class LeaseBook:
     places: int
     ttl: float
     _held: dict[Key, Reservation] = field(default_factory=dict)
-    _ran: dict[Key, int] = field(default_factory=dict)
+    _ran: dict[tuple[PeerId, SessionId], tuple[int, frozenset[int]]] = field(
+        default_factory=dict
+    )  # epoch, first layers
 
     @property
     def free(self) -> int:
@@ -93,7 +97,7 @@ class LeaseBook:
 
         An epoch that has run is never leased again; one that was only negotiated may be asked for anew.
         """
-        if epoch <= self._ran.get(key, -1):
+        if self._stale(key, epoch):
             raise MeshError("stale_epoch", f"epoch {epoch} of the session has run here before")
         if key in self._held:
             raise MeshError("busy", "the session is held here already", hint="close it first, or let its lease end")
@@ -111,7 +115,7 @@ class LeaseBook:
         held = self._held.get(key)
         if held and held.epoch == epoch:
             return held
-        if epoch <= self._ran.get(key, -1):
+        if self._stale(key, epoch):
             raise MeshError("stale_epoch", f"epoch {epoch} of the session has passed")
         raise MeshError("unknown_session", "no lease of that session and epoch is held here")
 
@@ -135,16 +139,23 @@ class LeaseBook:
     def advance(self, key: Key, epoch: int, to: int, now: float) -> None:
         """A session's next epoch, on what it holds here. MeshError stale_epoch or unknown_session changes nothing."""
         held = self.find(key, epoch)
-        if to <= max(epoch, self._ran.get(key, -1)):
+        if to <= epoch or self._stale(key, to):
             raise MeshError("stale_epoch", f"epoch {to} of the session does not come after {epoch}")
         after(held.state, Event.RENEW)  # one that is only reserved has nothing to go on with
         held.epoch, held.ends = to, now + self.ttl
         held.wait_ends = now + FIRST_PUSH_S
         self._remember(key, to)
 
+    def _stale(self, key: Key, epoch: int) -> bool:
+        """Whether a later epoch has run here, or this one at the same layers: a route may come by twice."""
+        ran, layers = self._ran.get(key[:2], (-1, frozenset()))
+        return epoch < ran or (epoch == ran and key[2] in layers)
+
     def _remember(self, key: Key, epoch: int) -> None:
-        self._ran.pop(key, None)
-        self._ran[key] = epoch
+        ran, layers = self._ran.pop(key[:2], (-1, frozenset()))
+        if epoch > ran:
+            ran, layers = epoch, frozenset()
+        self._ran[key[:2]] = ran, layers | {key[2]}
         while len(self._ran) > REMEMBERED:
             del self._ran[next(iter(self._ran))]
 

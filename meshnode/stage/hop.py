@@ -96,7 +96,7 @@ class Hop:
 
     @property
     def key(self) -> Key:
-        return self.place.entry, self.lease.session
+        return self.place.entry, self.lease.session, self.lease.effective.begin
 
     @property
     def is_head(self) -> bool:

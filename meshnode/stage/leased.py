@@ -10,9 +10,10 @@ import trio
 
 from .. import logs
 from ..errors import MeshError
+from ..ids import PeerId, SessionId
 from ..keys import NodeKey
 from ..ledger.account import Written
-from ..route.lease import Event, Key
+from ..route.lease import Event
 from ..wire import statements
 from ..wire.messages import Signed
 from .holding import Holding
@@ -35,9 +36,9 @@ class Leased:
     def holding_of(self, hop: Hop) -> Holding:
         return self._by_lease[hop.lease.lease]
 
-    def of(self, key: Key, holding: Holding | None = None) -> list[Hop]:
-        """The hops of a session, on one holding or on all."""
-        return [h for h in self.hops.values() if h.key == key and holding in (None, self.holding_of(h))]
+    def of(self, entry: PeerId, session: SessionId) -> list[Hop]:
+        """The hops of a session."""
+        return [hop for hop in self.hops.values() if hop.key[:2] == (entry, session)]
 
     def on(self, holding: Holding) -> list[Hop]:
         return [hop for hop in self.hops.values() if self.holding_of(hop) is holding]

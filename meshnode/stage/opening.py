@@ -71,15 +71,17 @@ class Opening:
         if ask.generated > len(ask.prompt):
             raise MeshError("bad_lease", "more tokens are said to be sampled than there are")
         lost = repair.at(ask.repair, ask.begin)
-        key = (grant.entry, grant.session)
+        key = (grant.entry, grant.session, ask.begin)
         with trio.move_on_after(ask.deadline / 1000):
             before = self._to_go_on_with(grant, lost)
             if before is not None:
                 return await self._go_on(before, peer, ask, grant)
             holding = self._holding_for(grant, ask.begin, lost)
             await holding.verify()
-            for old in self._leased.of(key, holding):
-                if holding.book.idle(key) or old.lease.epoch < grant.epoch:
+            for old in self._leased.of(grant.entry, grant.session):
+                here = old.key == key if ask.repair else self._leased.holding_of(old) is holding
+                given_up = old.key == key and holding.book.idle(key)
+                if here and (given_up or old.lease.epoch < grant.epoch):
                     await self._leased.end(old, Event.CLOSE)
             holding.book.reserve(key, grant.epoch, trio.current_time(), within=ask.deadline / 1000)
             try:
@@ -93,7 +95,7 @@ class Opening:
         """What this node still holds of the session that is to be repaired."""
         if lost is None or lost.node != self._key.peer:
             return None
-        for hop in self._leased.of((grant.entry, grant.session)):
+        for hop in self._leased.of(grant.entry, grant.session):
             if hop.lease.effective == lost.effective and hop.lease.epoch < grant.epoch and not hop.kept.lost:
                 if self._leased.holding_of(hop).contract != grant.contract:
                     raise MeshError("contract_mismatch", "the session was opened under another contract")
@@ -168,7 +170,7 @@ class Opening:
                 end, after = await self._find_successor(ask, grant, chain, holding)
                 effective = Layers(ask.begin, end)
             elif effective.end < grant.contract.n_layer:
-                after = await self._find_equal(ask, grant, chain, effective.end)
+                after = await self._find_equal(ask, grant, chain, effective.end, holding)
             else:
                 after = RouteReady((), ask.attempts)
             following = [statements.check(s, Lease, self._mesh_id, by=s.signer) for s in after.leases]
@@ -245,18 +247,27 @@ class Opening:
         raise self._nobody(search, holding.layers.end, failed)
 
     async def _find_equal(
-        self, ask: RouteOpen, grant: Grant, chain: tuple[messages.Hop, ...], begin: int
+        self, ask: RouteOpen, grant: Grant, chain: tuple[messages.Hop, ...], begin: int, holding: Holding
     ) -> RouteReady:
-        """In a repair, the hop of the epoch before if it answers: others would have to compute all again."""
+        """In a repair, the hop of the epoch before if it answers: others would have to compute all again.
+
+        Then those who were lately heard, if they answer; a look-up is for when none of them takes it.
+        """
         contract, search, lost = grant.contract, self._search(ask, chain), repair.at(ask.repair, begin)
         assert lost is not None
         if lost.node not in ask.excluded:
             if await self._directory.fresh(lost.node, contract.artifact, timeout=PROBE_S):
-                ready = await self._try(search, lost.node, begin, False)
+                ready = await self._try(search, lost.node, begin, True)
                 if ready is not None:
                     return ready
             else:
                 search.tried.append(Failed(lost.node, begin, "unreachable", "it does not answer"))
+        for known in [h for h in holding.onward if h.offer.node != lost.node and repair.unfit(lost, h.offer) is None]:
+            node = known.offer.node
+            if node not in ask.excluded and await self._directory.fresh(node, contract.artifact, timeout=PROBE_S):
+                ready = await self._try(search, node, begin, False)
+                if ready is not None:
+                    return ready
         failed, good = list[Failed](), list[choose.Verdict]()
         for h in await self._directory.holders(contract.artifact, begin, contract.n_layer, but=ask.excluded):
             verdict = choose.judge(h, begin, contract, grant.context, ask.excluded)

@@ -70,7 +70,7 @@ class TestMesh:
 
     async def ready(self) -> str:
         """The artifact, once a whole route is offered."""
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while True:
                 for model in await self.entry.models():
                     if not model["missing"] and all(n.status()["state"] == "ready" for n in self.nodes):
