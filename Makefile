@@ -20,7 +20,7 @@ MODEL ?= smollm2
 NODES ?= 8
 RECEIPTS ?= 500
 
-.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts soak-kills sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean
+.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts soak-kills sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean bench-receipts
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo "make bench-engine     the engine beside llama.cpp's own programs and beside itself; ends with one line of JSON"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
 	@echo "make bench-identity   how fast files are hashed and found again; ends with one line of JSON"
+	@echo "make bench-receipts   what receipts cost, and how fast they are verified; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
 	@echo "make clean            forget .venv and build/"
 
@@ -101,6 +102,9 @@ soak-worker: worker model
 
 soak-receipts: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.live.soak_receipts --nodes $(NODES) --receipts $(RECEIPTS)
+
+bench-receipts: worker model
+	@PYTHONPATH=fixtures $(PY) -m tests.bench.receipts $(ARGS)
 
 sim-receipts: $(STAMP)
 	@PYTHONPATH=fixtures $(PY) -m tests.ledger.simulation $(ARGS)

@@ -68,6 +68,9 @@ class NodeConfig:
     numerics: str = "invariant"
     lan: bool = True  # look for members on the LANs of the listen addresses
     retry_crashed: bool = False  # load also what crashed a worker before
+    audits: bool | None = None  # consent that others do this node's requests again; None: in a private mesh
+    trusted: tuple[str, ...] = ()  # peers whose findings count here, and to whose helpers this node owes, as to its own
+    receipts: bool = True  # write them
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():

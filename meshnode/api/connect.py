@@ -67,6 +67,9 @@ class Control:
     def connect(self, addresses: list[str]) -> None:
         self._ask("POST", "/connect", json={"addresses": addresses})
 
+    def audit(self, name: str) -> list[dict[str, Any]]:
+        return self._ask("POST", "/audit", json={"receipt": name})["findings"]  # type: ignore[no-any-return]
+
     def stop(self) -> None:
         self._ask("POST", "/stop")
 

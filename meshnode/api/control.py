@@ -1,6 +1,8 @@
 """The control API: what the commands of this machine's owner ask of a running node, over a Unix socket in its home.
 
 GET  /status /peers /models /route?model=M      one JSON object each
+GET  /receipts?peer=P&since=T /receipts/ID /balances?peer=P      likewise
+POST /audit {"receipt": the beginning of an id}
 POST /invite {"expires_s"} /rotate {"overlap_s"} /connect {"addresses"} /stop
 GET  /denied; POST /denied {"peer", "deny": true | false}
 POST /run    a RunRequest; answered by lines of JSON, one event each, as they happen:
@@ -71,6 +73,18 @@ class Backend(Protocol):
         """{artifact, complete, hops: [{peer, holding, effective}], missing: [[a, b]], candidates: [{peer, holding,
         usable, reason}]}"""
 
+    async def receipts(self, peer: str | None, since: int) -> list[dict[str, Any]]:
+        """Sessions as meshnode.ledger.views has them. since: seconds since 1970."""
+
+    async def receipt(self, name: str) -> dict[str, Any]:
+        """One session, named by the beginning of its id."""
+
+    async def audit(self, name: str) -> list[dict[str, Any]]:
+        """[{receipt, peer, auditor, verdict, position, ended}]"""
+
+    async def balances(self, peer: str | None) -> list[dict[str, Any]]:
+        """[{peer, served, used}]"""
+
     async def invite(self, expires_s: float) -> str:
         """One line that lets a machine in."""
 
@@ -137,6 +151,24 @@ def control_app(backend: Backend) -> Starlette:
             raise MeshError("usage", "name a model: /route?model=...")
         return JSONResponse(await backend.route(model))
 
+    async def receipts(request: Request) -> Response:
+        since = request.query_params.get("since", "0")
+        if not since.isdecimal() or len(since) > 12:
+            raise MeshError("usage", "since is a number of seconds since 1970")
+        return JSONResponse({"receipts": await backend.receipts(request.query_params.get("peer"), int(since))})
+
+    async def receipt(request: Request) -> Response:
+        return JSONResponse(await backend.receipt(request.path_params["name"]))
+
+    async def audit(request: Request) -> Response:
+        name = (await _body(request)).get("receipt")
+        if type(name) is not str:
+            raise MeshError("usage", "receipt is the beginning of an id")
+        return JSONResponse({"findings": await backend.audit(name)})
+
+    async def balances(request: Request) -> Response:
+        return JSONResponse({"balances": await backend.balances(request.query_params.get("peer"))})
+
     async def invite(request: Request) -> Response:
         expires_s = (await _body(request)).get("expires_s", INVITE_S)
         if type(expires_s) not in (int, float) or not 1 <= expires_s <= 10 * 365 * 86400:
@@ -190,6 +222,10 @@ def control_app(backend: Backend) -> Starlette:
             get("/peers", peers),
             get("/models", models),
             get("/route", route),
+            get("/receipts", receipts),
+            get("/receipts/{name}", receipt),
+            get("/balances", balances),
+            post("/audit", audit),
             post("/invite", invite),
             post("/rotate", rotate),
             get("/denied", denied),

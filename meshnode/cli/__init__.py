@@ -27,6 +27,7 @@ COMMANDS = {
     "models": "List the models known in the mesh, and which layers are missing.",
     "route": "Show the route that a model would take, and why others cannot.",
     "receipts": "List, show, export and verify who computed what.",
+    "audit": "Do the work of a session again, and compare.",
     "balance": "Show what peers did for others, and had done.",
     "key": "Show, keep or move the key that a node is known by.",
     "service": "Let this machine run a node by itself, as a service of its user.",

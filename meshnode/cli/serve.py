@@ -21,7 +21,8 @@ from ..artifact.catalogue import Catalogue
 from ..artifact.policy import Policy
 from ..config import LIMITS, LISTEN, MAX_SESSIONS, NUMERICS, Home, NodeConfig
 from ..errors import MeshError
-from ..ids import Layers
+from ..ids import Layers, PeerId
+from ..keys import public_of
 from ..mesh import KnownMesh
 from . import progress, show
 from .identify import known_files
@@ -62,6 +63,13 @@ def _within(name: str) -> click.IntRange:
 )
 @click.option("--http", metavar="HOST:PORT|off", help="The HTTP API; 127.0.0.1:8571, or a free port, if not given.")
 @click.option("--api-key-file", metavar="FILE", help="Ask for this key; needed to serve the API beyond this machine.")
+@click.option(
+    "--audits/--no-audits",
+    default=None,
+    help="Whether others may be shown what it takes to do this node's requests again; in a private mesh they may.",
+)
+@click.option("--trust", metavar="PEER", multiple=True, help="Its audits count here, and who served it comes first.")
+@click.option("--receipts/--no-receipts", default=True, help="Whether to sign and keep receipts of what is computed.")
 @click.option("--retry-crashed", is_flag=True, help="Load also a model that crashed a worker before.")
 @click.option(
     "--log-format", type=click.Choice(logs.FORMATS), default=logs.FORMATS[0], show_default=True, help="Of node.log."
@@ -83,6 +91,9 @@ def command(
     sessions: int,
     context: int | None,
     numerics: str,
+    audits: bool | None,
+    trust: tuple[str, ...],
+    receipts: bool,
     retry_crashed: bool,
     source: str,
     log_format: str,
@@ -111,6 +122,9 @@ def command(
         lan=lan,
         numerics=numerics,
         retry_crashed=retry_crashed,
+        audits=audits,
+        trusted=tuple(map(_peer, trust)),
+        receipts=receipts,
     )
     api_key = read_key(path_of(api_key_file)) if api_key_file is not None else None
     policy = Policy(source)
@@ -134,6 +148,14 @@ def command(
     program = built_worker(worker) if models else None
     served = [(path_of(model), held, policy) for model in models]
     trio.run(_serve, where, config, joined, served, program, http, api_key, as_json, lifeline)
+
+
+def _peer(name: str) -> str:
+    try:
+        public_of(PeerId(name))
+    except MeshError as error:
+        raise MeshError("usage", f"{name[:80]!r} is no peer", hint="`meshnode peers` lists them") from error
+    return name
 
 
 def _check(models: Sequence[str], held: Layers | None, context: int | None, home: Home) -> None:

@@ -48,6 +48,15 @@ class Client:
         links.on_lost.append(self._lost)
 
     @property
+    def audit(self) -> bool:
+        """Consent that others do again what is asked from here on."""
+        return self._opener.audit
+
+    @audit.setter
+    def audit(self, consent: bool) -> None:
+        self._opener.audit = consent
+
+    @property
     def sessions(self) -> list[Journey]:
         return list(self._journeys.values())
 

@@ -324,6 +324,8 @@ class Journey:
 
     def _settle(self, signed: Sequence[Signed]) -> tuple[tuple[Filed, ...], tuple[Signed, ...], list[MeshError]]:
         """Holds the receipts against what was seen, countersigns those that agree, and hands all of them on."""
+        if not self._config.receipts:
+            return (), (), []
         settled = settle(signed, self.leases, self.grant, self._seen, self._mesh_id)
         for fault in settled.faults if not self._seen.broken else ():
             log.warning("the receipts of an answer: %s", fault)

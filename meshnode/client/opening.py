@@ -79,6 +79,7 @@ class Opener:
         self._directory = directory
         self._key = key
         self._config = config
+        self.audit = bool(config.audits)  # consent, for what is opened from here
         self.addresses: tuple[str, ...] = ()
 
     async def open(
@@ -107,7 +108,7 @@ class Opener:
                 break
             attempts -= 1
             patience = choose.patience(left, last)
-            grant = Grant(wanted.session, epoch, self._key.peer, wanted.contract, wanted.context)
+            grant = Grant(wanted.session, epoch, self._key.peer, wanted.contract, wanted.context, self.audit)
             epoch += 1
             route_open = RouteOpen(
                 grant=statements.sign(self._key, self._directory.mesh_id, grant),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..ids import PeerId
 from ..wire.accounts import Finding
 
+AGREES, DIFFERS, WITHHELD = "agrees", "differs", "withheld"
 EVERY = 20  # hops of a peer, of which one is audited
 CLEARED_BY = 3  # audits in a row that agree, after one that did not
+WITHHELD_TWICE = 2  # in a row: once can be a disk that is full
+TOLERANCE = 0.02  # of a row's length, for one layer, under fast numerics; docs/receipts.md says where it is from
 
 
 @dataclass
@@ -53,13 +59,27 @@ def lowered(findings: Iterable[Finding], trusted: Collection[PeerId]) -> set[Pee
     """The peers that come last in routing: an auditor that is trusted found a difference, and since then fewer than
     CLEARED_BY that none was there. What others say excludes nobody: they may be the liars."""
     agreed: dict[PeerId, int] = defaultdict(int)
+    withheld: dict[PeerId, int] = defaultdict(int)
     low: set[PeerId] = set()
     for finding in sorted((f for f in findings if f.auditor in trusted), key=lambda f: f.ended):
-        if finding.verdict == "differs":
+        withheld[finding.node] = withheld[finding.node] + 1 if finding.verdict == WITHHELD else 0
+        if finding.verdict == DIFFERS or withheld[finding.node] >= WITHHELD_TWICE:
             low.add(finding.node)
             agreed[finding.node] = 0
-        elif finding.node in low:
+        elif finding.verdict == AGREES and finding.node in low:
             agreed[finding.node] += 1
             if agreed[finding.node] >= CLEARED_BY:
                 low.discard(finding.node)
     return low
+
+
+def tolerance(layers: int) -> float:
+    """Roundings of one layer have nothing to do with the next one's: they add as the root of their number."""
+    return TOLERANCE * math.sqrt(layers)
+
+
+def first_far(said: np.ndarray, made: np.ndarray, tolerance: float) -> int | None:
+    """The first row, both [n, width] f32, whose distance is more than `tolerance` of its length."""
+    length = np.linalg.norm(made.astype(np.float64), axis=1)
+    far = np.linalg.norm(said.astype(np.float64) - made, axis=1) > tolerance * length
+    return int(far.argmax()) if far.any() else None

@@ -64,6 +64,7 @@ class Directory:
         self._links = links
         self.mesh_id = mesh_id
         self._blamed: dict[PeerId, float] = {}
+        self._lowered: set[PeerId] = set()
         self._factors: dict[PeerId, tuple[float, float]] = {}  # (factor, until when)
 
     @property
@@ -134,7 +135,7 @@ class Directory:
                 raise MeshError("bad_signature", f"an offer of {peer} that is not fresh")
             offer.holding.within(offer.contract.n_layer)
             cost.check(offer.pairs, offer.holding)
-        blamed = self._is_blamed(peer)
+        blamed = self._is_blamed(peer) or peer in self._lowered
         trip, factor = self._round_trip(peer, took), self._factor(peer)
         return [Heard(offer, trip, blamed, factor) for offer in offers if artifact in (None, offer.contract.artifact)]
 
@@ -162,6 +163,10 @@ class Directory:
         self._blamed[peer] = trio.current_time() + BLAMED_S
         while len(self._blamed) > MAX_BLAMED:
             del self._blamed[next(iter(self._blamed))]
+
+    def lower(self, peers: set[PeerId]) -> None:
+        """From now on these are asked last, and no others: an audit found that they do not compute what they sign."""
+        self._lowered = set(peers)
 
     def _is_blamed(self, peer: PeerId) -> bool:
         return self._blamed.get(peer, -math.inf) > trio.current_time()

@@ -17,6 +17,7 @@ from ..errors import MeshError
 from ..ids import PeerId
 from ..wire import schema
 from ..wire.accounts import LEDGER_REQUESTS
+from ..wire.audits import AUDIT_REQUESTS
 from ..wire.messages import ON_LINKS, REQUESTS, Failed, LinkMessage, Refusal, code_here
 from .network import Network
 from .stream import PeerStream
@@ -118,7 +119,7 @@ class Links:
 
     async def _serve(self, peer: str, raw: bytes) -> bytes:
         try:
-            message: Any = schema.decode(raw, *REQUESTS, *LEDGER_REQUESTS)
+            message: Any = schema.decode(raw, *REQUESTS, *LEDGER_REQUESTS, *AUDIT_REQUESTS)
             handler = self._on_request.get(type(message))
             if handler is None:
                 raise MeshError("bad_frame", f"{type(message).__name__} is not served here")

@@ -24,6 +24,7 @@ from ..config import Home, NodeConfig
 from ..errors import MeshError, root_cause
 from ..ids import PeerId
 from ..keys import NodeKey, load_or_create
+from ..ledger import views as accounts
 from ..ledger.store import Ledger, open_ledger
 from ..mesh import Mesh
 from ..net import Network, open_network, peer_of_address
@@ -31,8 +32,10 @@ from ..net.directory import Directory, keys_of
 from ..net.gossip import Gossip
 from ..net.links import Links
 from ..stage import Stage
+from ..stage.auditing import Auditor
 from ..wire.invite import Invite
 from . import views
+from .auditing import Auditing
 from .load import Loading, ServeModel
 from .memory import Memory, read_denied, seen
 from .quarantine import Quarantine
@@ -68,10 +71,17 @@ class Node:
         self.directory = Directory(self.network, self.links, self.mesh.mesh_id)
         self.stage = Stage(self.links, self.directory, self._key, self.config)
         self.client = Client(self.links, self.directory, self._key, self.config)
+        self.client.audit = self.config.audits if self.config.audits is not None else self.mesh.secret is not None
         self.gossip = Gossip(self.links, self._members, self._ledger, self.mesh.mesh_id)
         self.network.on_joined.append(self.gossip.joined)
         self.client.on_signed.append(self.gossip.tell)
         self.stage.on_receipt.append(self.gossip.tell_own)
+        auditor = Auditor(self.links, self.stage.holdings, PeerId(self.network.peer))
+        trusted = [PeerId(peer) for peer in self.config.trusted]
+        self.auditing = Auditing(self.gossip, auditor, self._key, self.mesh.mesh_id, trusted)
+        self.gossip.on_new.append(self.auditing.heard)
+        self.auditing.on_lowered.append(self.directory.lower)
+        self.stage.standing = self.auditing.standing
 
     def _members(self) -> list[PeerId]:
         return [PeerId(info.peer) for info in self.network.connected()]
@@ -103,6 +113,18 @@ class Node:
     async def route(self, model: str) -> dict[str, Any]:
         artifact, heard = await self.client.find(model)
         return views.route(artifact, heard)
+
+    async def receipts(self, peer: str | None, since: int) -> list[dict[str, Any]]:
+        return await self.gossip.use(lambda ledger: accounts.receipts(ledger, peer=peer, since=since))
+
+    async def receipt(self, name: str) -> dict[str, Any]:
+        return await self.gossip.use(lambda ledger: accounts.show(ledger, name))
+
+    async def audit(self, name: str) -> list[dict[str, Any]]:
+        return await self.auditing.audit_named(name)
+
+    async def balances(self, peer: str | None) -> list[dict[str, Any]]:
+        return await self.gossip.use(lambda ledger: accounts.balances(ledger, peer))
 
     async def invite(self, expires_s: float) -> str:
         own = self.network.addresses
@@ -265,6 +287,7 @@ async def open_node(
                     nursery.start_soon(node._serve, loading, worker)
                 nursery.start_soon(node._announce)
                 nursery.start_soon(node.gossip.run)
+                nursery.start_soon(node.auditing.run)
                 yield node
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WORDS_S):
                     await node.stage.shut()

@@ -51,7 +51,12 @@ class Verdict:
 
     @property
     def usable(self) -> bool:
-        return self.reason is None
+        return self.reason is None or self.waits
+
+    @property
+    def waits(self) -> bool:
+        """It is full, but takes requests that wait for a place: it is asked when nobody else can be."""
+        return self.reason is not None and self.reason.startswith("busy")
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ def _entry(holding: Layers, own: Layers) -> int:
 def _order(way: Way) -> tuple[bool, float, int, str]:
     if way.heard is None:
         return False, way.cost, 0, ""
-    return way.heard.blamed, way.cost, -way.heard.offer.free, way.heard.offer.node
+    return way.heard.blamed or not way.heard.offer.free, way.cost, -way.heard.offer.free, way.heard.offer.node
 
 
 def pairs(heard: Iterable[Heard], stand: Stand, contract: Contract) -> cost.Pairs:
@@ -137,7 +142,7 @@ def pairs(heard: Iterable[Heard], stand: Stand, contract: Contract) -> cost.Pair
     for h in heard:
         if (h.offer.node == stand.node and own.begin in h.offer.holding) or h.blamed:
             continue
-        if judge(h, _entry(h.offer.holding, own), contract, 0, ()).usable:
+        if judge(h, _entry(h.offer.holding, own), contract, 0, ()).reason is None:
             for cut in range(max(own.begin + 1, h.offer.holding.begin), min(own.end + 1, h.offer.holding.end)):
                 from_cut[cut] = min(from_cut.get(cut, math.inf), h.cost(cut))
     return cost.stated(own, stand.layer_s, from_cut)
@@ -184,7 +189,7 @@ def rank(verdicts: Iterable[Verdict]) -> list[Heard]:
 
     def order(verdict: Verdict) -> tuple[bool, float, int, str]:
         h = verdict.heard
-        return h.blamed, h.cost(verdict.begin), -h.offer.free, h.offer.node
+        return h.blamed or verdict.waits, h.cost(verdict.begin), -h.offer.free, h.offer.node
 
     return [v.heard for v in sorted((v for v in verdicts if v.usable), key=order)]
 

@@ -194,6 +194,9 @@ class Hop:
                 raise MeshError("internal", f"the worker gave {len(stepped.residual)} bytes for {work.n} positions")
             if kept.rows is not None:
                 kept.rows.add(work.first, stepped.residual)
+            if kept.exhibit is not None:
+                kept.exhibit.came(work.first, work.n, bytes(work.rows))
+                kept.exhibit.went(work.first, stepped.residual)
             kept.computed = work.first + work.n
             said = self._sampled(stepped.sampled) if stepped.sampled is not None else None
         finally:

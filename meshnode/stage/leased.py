@@ -16,6 +16,7 @@ from ..ledger.account import Written
 from ..route.lease import Event
 from ..wire import statements
 from ..wire.messages import Signed
+from .exhibits import Exhibit, Exhibits
 from .holding import Holding
 from .hop import Hop
 
@@ -29,6 +30,7 @@ class Leased:
         self.holdings: list[Holding] = []
         self.hops: dict[bytes, Hop] = {}
         self.on_receipt: list[Callable[[Signed, Written], None]] = []
+        self.exhibits = Exhibits()
         self._by_lease: dict[bytes, Holding] = {}
         self._key = key
         self._mesh_id = mesh_id
@@ -56,7 +58,7 @@ class Leased:
         holding.book.advance(hop.key, before.lease.epoch, hop.lease.epoch, trio.current_time())
         del self.hops[before.lease.lease], self._by_lease[before.lease.lease]
         before.confirmed(hop.place)
-        self.write(before.account.end(int(time.time())))
+        self.write(before.account.end(int(time.time())), before.kept.exhibit)
         self._put(hop, holding)
 
     def _put(self, hop: Hop, holding: Holding) -> None:
@@ -74,14 +76,18 @@ class Leased:
         try:
             await hop.stop(worker_ends=worker_ends)
         finally:
-            self.write(hop.account.end(int(time.time())))
+            self.write(hop.account.end(int(time.time())), hop.kept.exhibit)
+            if hop.kept.exhibit is not None:
+                self.exhibits.ended(hop.kept.exhibit)
             holding.book.apply(hop.key, hop.lease.epoch, event, trio.current_time())
             of = logs.of(hop.lease.session)
             log.info("hop %d ends: %s, %d positions", hop.lease.hop, event.value, hop.computed, extra=of)
 
-    def write(self, written: Sequence[Written]) -> None:
-        """Signs receipts, and hands them on with what opens their leaves."""
+    def write(self, written: Sequence[Written], exhibit: Exhibit | None) -> None:
+        """Signs receipts, and hands them on with what opens their leaves. exhibit: what shows their work."""
         for one in written:
             signed = statements.sign(self._key, self._mesh_id, one.receipt)
+            if exhibit is not None and one.receipt.open:
+                exhibit.receipts[statements.digest(signed)] = one
             for take in self.on_receipt:
                 take(signed, one)

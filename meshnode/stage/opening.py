@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import trio
 
@@ -13,7 +15,7 @@ from ..config import NodeConfig
 from ..errors import MeshError
 from ..ids import Layers, PeerId
 from ..keys import NodeKey
-from ..ledger.account import Account
+from ..ledger.account import Account, NoAccount
 from ..net.directory import PROBE_S, Directory
 from ..net.links import Links, Refused
 from ..route import choose, repair
@@ -22,10 +24,14 @@ from ..session import Sampler
 from ..wire import messages, statements
 from ..wire.messages import Close, Closed, Failed, Grant, Lease, Refusal, RouteOpen, RouteReady
 from ..worker import Sampling, Worker
+from .exhibits import ID_BYTES, Exhibit
 from .holding import Holding
 from .hop import STOP_S, Hop, Place
-from .kept import Kept, Retained
+from .kept import Kept
 from .leased import Leased
+from .retained import Retained
+from .sampling import sampling_of
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,8 @@ class Opening:
         self._config = config
         self._leased = leased
         self.addresses: tuple[str, ...] = ()
+        self.standing: Callable[[PeerId], int] = lambda _: 0  # the work that a peer did for those whom this node owes
+        self._turns: dict[int, Turns] = {}
         self.held = trio.Event()  # something new is held
 
     async def open(self, peer: PeerId, ask: RouteOpen) -> RouteReady:
@@ -83,7 +91,7 @@ class Opening:
                 given_up = old.key == key and holding.book.idle(key)
                 if here and (given_up or old.lease.epoch < grant.epoch):
                     await self._leased.end(old, Event.CLOSE)
-            holding.book.reserve(key, grant.epoch, trio.current_time(), within=ask.deadline / 1000)
+            await self._turns_of(holding).reserve(key, grant.epoch, within=ask.deadline / 1000)
             try:
                 return await self._begin(peer, ask, grant, holding)
             except BaseException:
@@ -132,9 +140,11 @@ class Opening:
         history = ask.prompt if could_end else ()
         worker, handle = holding.worker, int.from_bytes(secrets.token_bytes(8), "big")
         kept = Kept(worker, handle, Sampler(ask.max_tokens, made=ask.generated))
+        if grant.audit and lost is None and self._config.receipts:
+            kept.exhibit = self._exhibit(grant, ask.begin)
         try:
             # only the tail samples, and only it has to be able to
-            sampling = _sampling(ask.sampling) if could_end else Sampling()
+            sampling = sampling_of(ask.sampling) if could_end else Sampling()
             await worker.open(handle, sampling, history, start=max(0, len(history) - ask.generated))
             hop, ready = await self._lease(peer, ask, grant, holding, kept, effective)
             self._leased.add(hop, holding)
@@ -215,9 +225,22 @@ class Opening:
         )
         if following and kept.rows is None:
             kept.rows = Retained(4 * grant.contract.n_embd)
-        hop = Hop(self._links, kept, lease, place, Account(lease, grant.contract), self._leased.write)
+        if kept.exhibit is not None and not following:
+            kept.exhibit.sampling, kept.exhibit.prompt = ask.sampling, ask.prompt
+        account = (Account if self._config.receipts else NoAccount)(lease, grant.contract)
+        if kept.exhibit is not None:
+            account.is_open = kept.exhibit.shows
+        hop = Hop(self._links, kept, lease, place, account, partial(self._leased.write, exhibit=kept.exhibit))
         own = statements.sign(self._key, self._mesh_id, lease)
         return hop, RouteReady((own, *after.leases), after.attempts, after.failed)
+
+    def _turns_of(self, holding: Holding) -> Turns:
+        return self._turns.setdefault(id(holding.book), Turns(holding.book, lambda peer: self.standing(peer)))
+
+    def _exhibit(self, grant: Grant, begin: int) -> Exhibit:
+        width, fast = 4 * grant.contract.n_embd, grant.contract.numerics == "fast"
+        inputs = Retained(ID_BYTES if begin == 0 else width)
+        return self._leased.exhibits.keep(Exhibit(width, inputs, Retained(width) if fast else None, begin == 0))
 
     async def _find_successor(
         self, ask: RouteOpen, grant: Grant, chain: tuple[messages.Hop, ...], holding: Holding
@@ -353,25 +376,6 @@ class Opening:
             await self._links.request(lease.node, close, Closed, timeout=self._config.hop_timeout_s)
         except MeshError as error:
             log.info("giving up a lease of %s: %s", lease.node, error)
-
-
-def _sampling(asked: messages.Sampling) -> Sampling:
-    """Millionths on the wire, plain numbers in the worker."""
-    return Sampling(
-        temperature=asked.temperature / 1e6,
-        top_k=asked.top_k,
-        top_p=asked.top_p / 1e6,
-        min_p=asked.min_p / 1e6,
-        repeat_penalty=asked.repeat_penalty / 1e6,
-        repeat_last_n=asked.repeat_last_n,
-        presence_penalty=asked.presence_penalty / 1e6,
-        frequency_penalty=asked.frequency_penalty / 1e6,
-        seed=asked.seed,
-        typical_p=asked.typical_p / 1e6,
-        logprobs=asked.logprobs,
-        logit_bias=tuple((token, bias / 1e6) for token, bias in asked.biases),
-        grammar=asked.grammar,
-    )
 
 
 async def _close_quietly(worker: Worker, handle: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -17,6 +17,7 @@ from ..net.directory import Directory
 from ..net.links import Links
 from ..route.lease import Event
 from ..wire import activation, messages, statements
+from ..wire.audits import AuditCase, AuditPart, AuditQuery, AuditRows
 from ..wire.messages import (
     Close,
     Closed,
@@ -54,6 +55,7 @@ class Stage:
         self._config = config
         self._leased = leased = Leased(key, directory.mesh_id)
         self.holdings, self.hops, self.on_receipt = leased.holdings, leased.hops, leased.on_receipt
+        self.exhibits = leased.exhibits
         self._opening = Opening(links, directory, key, config, leased)
 
     @property
@@ -70,6 +72,8 @@ class Stage:
         links.answer(Tokenize, self._tokenize)
         links.answer(RouteOpen, self._opening.open)
         links.answer(Close, self._close)
+        links.answer(AuditQuery, self._case)
+        links.answer(AuditRows, self._rows)
         links.take(Pushes, self._pushes)
         links.take(Tokens, self._ring)
         links.take(Credit, self._credit)
@@ -101,8 +105,24 @@ class Stage:
         """Ends every session that runs here, so that what was done is accounted for."""
         for hop in list(self.hops.values()):
             await self._leased.end(hop, Event.CLOSE)
+        self.exhibits.close()
+
+    @property
+    def standing(self) -> Callable[[PeerId], int]:
+        """The work that a peer did for those whom this node owes: it ranks requests that wait for a place."""
+        return self._opening.standing
+
+    @standing.setter
+    def standing(self, standing: Callable[[PeerId], int]) -> None:
+        self._opening.standing = standing
 
     # requests
+
+    async def _case(self, peer: PeerId, ask: AuditQuery) -> AuditCase:
+        return self.exhibits.find(ask.receipt).case(ask.receipt)
+
+    async def _rows(self, peer: PeerId, ask: AuditRows) -> AuditPart:
+        return self.exhibits.find(ask.receipt).part(ask)
 
     async def _offers(self, peer: PeerId, ask: messages.OfferQuery) -> Offers:
         offers = [
@@ -236,6 +256,7 @@ class Stage:
                 self._nursery.start_soon(hop.fail, peer, gone)
 
     async def _sweep(self) -> None:
+        self.exhibits.expire()
         now = trio.current_time()
         over = {id(h): {(r.key, r.epoch) for r in h.book.lapsed(now)} for h in self.holdings}
         for hop in list(self.hops.values()):

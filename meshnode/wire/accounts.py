@@ -65,6 +65,7 @@ class Receipt:
     links: tuple[LinkSide, ...] = field(38, listing(nested(LinkSide), 8))
     final: bool = field(40, flag)  # the epoch's last segment
     previous: bytes | None = field(42, DIGEST, default=None)  # digest of the receipt of the segment before
+    open: bool = field(43, flag, default=False)  # what it takes to do the work again is kept for a while, for auditors
 
 
 @message(19)
@@ -89,7 +90,7 @@ class Finding:
     receipt: bytes = field(2, DIGEST)  # of its raw bytes
     node: PeerId = field(4, PEER)  # whose receipt it is
     auditor: PeerId = field(6, PEER)
-    verdict: str = field(8, word("agrees", "differs"))
+    verdict: str = field(8, word("agrees", "differs", "withheld"))
     position: int = field(10, POSITION)  # the first of the first leaf that differs; else the number that were compared
     recipe: bytes = field(12, DIGEST)  # the auditor's
     fingerprint: bytes = field(14, DIGEST)

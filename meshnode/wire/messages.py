@@ -198,6 +198,7 @@ class Grant:
     entry: PeerId = field(6, PEER)
     contract: Contract = field(8, nested(Contract))
     context: int = field(10, POSITION)  # positions that the session may come to hold
+    audit: bool = field(11, flag, default=False)  # others may be shown what it takes to do the work again
 
 
 @dataclass(frozen=True)

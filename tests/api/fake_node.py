@@ -97,6 +97,21 @@ class FakeNode:
     def allow(self, peer: str) -> None:
         self.denials.discard(peer)
 
+    async def receipts(self, peer: str | None, since: int) -> list[dict[str, Any]]:
+        return [{"id": "ab" * 16, "peer": peer, "since": since}]
+
+    async def receipt(self, name: str) -> dict[str, Any]:
+        if name != "abab":
+            raise MeshError("unknown_receipt", f"no receipt here begins with {name}")
+        return {"id": "ab" * 16}
+
+    async def audit(self, name: str) -> list[dict[str, Any]]:
+        verdict = "differs" if name == "bad0" else "agrees"
+        return [{"receipt": "ab" * 32, "peer": PEERS[0], "auditor": self.peer, "verdict": verdict, "position": 3}]
+
+    async def balances(self, peer: str | None) -> list[dict[str, Any]]:
+        return [{"peer": peer or PEERS[0], "served": 5, "used": 0}]
+
     async def invite(self, expires_s: float) -> str:
         return f"meshnode-invite-1.fake{expires_s:g}"
 

@@ -74,6 +74,19 @@ async def test_questions_and_answers(home: Home) -> None:
         assert node.connected == ["/ip4/127.0.0.1/tcp/1"]
 
 
+async def test_receipts_and_balances(home: Home) -> None:
+    async with serving(home, FakeNode()):
+        listed = (await raw(home, "GET", "/receipts?peer=p&since=7")).json()
+        assert listed == {"receipts": [{"id": "ab" * 16, "peer": "p", "since": 7}]}
+        assert (await raw(home, "GET", "/receipts/abab")).json() == {"id": "ab" * 16}
+        missing = await raw(home, "GET", "/receipts/ffff")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_receipt")
+        assert (await raw(home, "GET", "/receipts?since=x")).json()["error"]["code"] == "usage"
+        assert (await raw(home, "GET", "/balances?peer=p")).json() == {
+            "balances": [{"peer": "p", "served": 5, "used": 0}]
+        }
+
+
 async def test_a_run_streams(home: Home) -> None:
     node = FakeNode()
     async with serving(home, node):

@@ -7,6 +7,7 @@ from meshnode.config import Home
 from meshnode.ledger import chain
 from meshnode.ledger.store import Entry, open_ledger
 from meshnode.mesh import KnownMesh, Mesh
+from tests.api.fake_node import FakeNode
 from tests.ledger.sessions import Session, digest, key_of, play
 
 from .conftest import Meshnode
@@ -81,3 +82,11 @@ def test_what_is_not_there(meshnode: Meshnode, session: Session, tmp_path: Path)
     assert meshnode("receipts", "show", "x").err.startswith("error usage")
     assert meshnode("receipts", "--home", str(tmp_path / "no")).err.startswith("error not_found")
     assert meshnode("balance", "--home", str(tmp_path / "no")).err.startswith("error not_found")
+
+
+def test_an_audit_that_does_not_agree_is_no_success(meshnode: Meshnode, node: FakeNode) -> None:
+    ended = meshnode("audit", "abcd")
+    assert (ended.status, ended.out.split("\t")[1]) == (0, "agrees")
+    ended = meshnode("audit", "bad0", "--json")
+    assert (ended.status, json.loads(ended.out)["findings"][0]["verdict"]) == (10, "differs")
+    assert meshnode("audit").status == 2

@@ -71,10 +71,10 @@ def ready(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, count: int) -> Iterator[list[Process]]:
-    """The first three hold the model; the first has made the mesh, and invites the others."""
+def nodes(folder: Path, count: int, *options: str) -> Iterator[list[Process]]:
+    """The first three hold the model; the first has made the mesh, and invites the others. options: of `serve`."""
     model, invite = str(fetch_model.fetch("smollm2")), folder / "invite"
-    first = Process(Home(folder / "0"), [model, "--layers", HOLDERS[0], "--threads", "1"])
+    first = Process(Home(folder / "0"), [model, "--layers", HOLDERS[0], "--threads", "1", *options])
     every = [first]
     try:
         first.start()
@@ -84,7 +84,7 @@ def nodes(folder: Path, count: int) -> Iterator[list[Process]]:
             invite.write_text(node.invite(3600) + "\n")
         for number in range(1, count):
             holds = [model, "--layers", HOLDERS[number], "--threads", "1"] if number < len(HOLDERS) else []
-            every.append(Process(Home(folder / str(number)), [*holds, "--join", str(invite)]))
+            every.append(Process(Home(folder / str(number)), [*holds, "--join", str(invite), *options]))
             every[-1].start()
         for process in every:
             ready(process)
@@ -109,11 +109,11 @@ def whole(every: Sequence[Process]) -> str:
     raise TimeoutError("not everybody knows of a whole route")
 
 
-def ask(process: Process, artifact: str, prompt: str) -> dict[str, Any]:
+def ask(process: Process, artifact: str, prompt: str, tokens: int = TOKENS) -> dict[str, Any]:
     for _ in range(20):
         try:
             with process.ask() as node:
-                done = [*node.run(RunRequest(artifact, prompt=prompt, max_tokens=TOKENS))][-1]
+                done = [*node.run(RunRequest(artifact, prompt=prompt, max_tokens=tokens))][-1]
                 result: dict[str, Any] = done["result"]
                 return result
         except MeshError as error:

@@ -21,6 +21,7 @@ from meshnode.mesh import KnownMesh, Mesh
 from meshnode.net import peer_of_address
 from meshnode.node import ServeModel, open_node
 from meshnode.node.load import Loading
+from meshnode.stage import turns
 from meshnode.wire import messages, statements
 from meshnode.wire.invite import parse
 
@@ -129,7 +130,11 @@ async def test_a_range_that_nobody_holds_is_named(mesh_of: Any) -> None:
         assert "2-4" in error.message
 
 
-async def test_a_full_node_says_so(mesh_of: Any) -> None:
+@pytest.mark.parametrize("wait_s", [0.05, 10.0])
+async def test_a_full_node_lets_wait_and_then_says_so(
+    mesh_of: Any, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "WAIT_S", wait_s)
     async with mesh_of("0-6") as mesh:
         model = await mesh.ready()
         async with trio.open_nursery() as nursery:
@@ -138,7 +143,10 @@ async def test_a_full_node_says_so(mesh_of: Any) -> None:
             with trio.move_on_after(5):
                 while mesh.nodes[0].stage.holdings[0].book.free:
                     await trio.sleep(0.001)
-                assert (await refused(mesh, model=model, max_tokens=5)).code == "busy"
+                if wait_s < 1:
+                    assert (await refused(mesh, model=model, max_tokens=5)).code == "busy"
+                else:
+                    assert (await mesh.ask(model, max_tokens=5))["finish_reason"] == "length"
             nursery.cancel_scope.cancel()
         await mesh.quiet(2.0)
         await mesh.ask(model, max_tokens=2)

@@ -46,7 +46,12 @@ def test_reasons_are_named() -> None:
 def test_the_least_cost_from_here_to_the_tail_comes_first() -> None:
     offers = [heard(0, 0, 10), heard(1, 0, 20, cost=900), heard(2, 0, 20, cost=500), heard(3, 0, 30, free=0, cost=1)]
     ranked = choose.rank(choose.judge(h, 0, CONTRACT, 1, ()) for h in offers)
-    assert [h.offer.node for h in ranked] == [KEYS[0].peer, KEYS[2].peer, KEYS[1].peer]
+    assert [h.offer.node for h in ranked] == [
+        KEYS[0].peer,
+        KEYS[2].peer,
+        KEYS[1].peer,
+        KEYS[3].peer,
+    ]  # who is full comes last
     near, far = heard(0, 0, 10, rtt=0.001), heard(1, 0, 10, rtt=0.1)
     assert choose.rank([choose.judge(h, 0, CONTRACT, 1, ()) for h in (far, near)])[0] is near
     silent, belied = dataclasses.replace(near, blamed=True), dataclasses.replace(near, factor=10_000.0)

@@ -11,7 +11,7 @@ RANKS = {"rich": 10, "poor": 0, "middle": 5}
 
 
 def key(peer: str, number: int = 0) -> Key:
-    return PeerId(peer), SessionId(bytes([number]) * 16)
+    return PeerId(peer), SessionId(bytes([number]) * 16), 0
 
 
 def turns_of(places: int) -> tuple[LeaseBook, Turns]:

@@ -15,14 +15,14 @@ import cbor2
 from meshnode.ids import Layers
 from meshnode.keys import NodeKey
 from meshnode.ledger import merkle
-from meshnode.wire import accounts, framing, messages, schema, statements
+from meshnode.wire import accounts, audits, framing, messages, schema, statements
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors" / "messages.json"
 COMMAND = "python -m tests.wire.examples"
 MESH_ID = "mesh"
 KEY = NodeKey(bytes(range(32)))
 CONTRACT = messages.Contract("sha256:" + "0" * 64, 1, "llama", "f32", "invariant", 30, 576)  # type: ignore[arg-type]
-GRANT = messages.Grant(b"s" * 16, 1, KEY.peer, CONTRACT, 100)  # type: ignore[arg-type]
+GRANT = messages.Grant(b"s" * 16, 1, KEY.peer, CONTRACT, 100, audit=True)  # type: ignore[arg-type]
 SIGNED = statements.sign(KEY, MESH_ID, GRANT)
 D = b"d" * 32
 TAG = b"t" * 16
@@ -127,6 +127,7 @@ EXAMPLES: list[Any] = [
         links=(SIDE,),
         final=True,
         previous=D,
+        open=True,
     ),
     accounts.Acceptance(TAG, 1, KEY.peer, (D,), 5, (SIDE,), 1_800_000_000, segment=1, broken=True),
     accounts.Finding(D, KEY.peer, KEY.peer, "differs", 7, D, D, 1_800_000_000),
@@ -136,6 +137,12 @@ EXAMPLES: list[Any] = [
     accounts.LedgerDigests(D + D),
     accounts.LedgerFetch((D,)),
     accounts.Taken(3),
+    audits.AuditQuery(D),
+    audits.AuditCase(
+        5, 2304, 2304, (audits.Leaf("residual", "in", 5, 2, D, BLIND),), messages.Sampling(temperature=1), (1, 2)
+    ),
+    audits.AuditRows(D, "in", 0, 5),
+    audits.AuditPart(b"rows"),
 ]
 
 
