@@ -31,7 +31,7 @@ class Fault(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
+        code: str = "invalid_value",
         status: int = 400,
         kind: str = "invalid_request_error",
         hint: str | None = None,

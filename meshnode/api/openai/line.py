@@ -33,13 +33,15 @@ class Line:
         """The events of Backend.run, once there is room for it. MeshError busy when that takes too long."""
         if self.waiting >= MOST_WAITING:
             raise MeshError("busy", f"{self.waiting} requests wait already")
-        async with contextlib.AsyncExitStack() as stack:
-            events = await self._open(stack, request)
-            self.running += 1
-            try:
+        opened = False
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                events = await self._open(stack, request)
+                opened = True
+                self.running += 1
                 yield events
-            finally:
-                await stack.aclose()
+        finally:
+            if opened:
                 self.running -= 1
                 self._ended.set()
                 self._ended = trio.Event()
