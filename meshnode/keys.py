@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import base58
@@ -33,17 +34,21 @@ class NodeKey:
     def generate(cls) -> NodeKey:
         return cls(os.urandom(32))
 
-    @property
-    def public(self) -> bytes:
-        return bytes(SigningKey(self.seed).verify_key)
+    @cached_property
+    def _signing(self) -> SigningKey:
+        return SigningKey(self.seed)
 
     @property
+    def public(self) -> bytes:
+        return bytes(self._signing.verify_key)
+
+    @cached_property
     def peer(self) -> PeerId:
         return peer_of(self.public)
 
     def sign(self, domain: str, mesh_id: str, raw: bytes) -> bytes:
         """64 bytes over what `signed_bytes` gives."""
-        return SigningKey(self.seed).sign(signed_bytes(domain, mesh_id, raw)).signature
+        return self._signing.sign(signed_bytes(domain, mesh_id, raw)).signature
 
     def __repr__(self) -> str:  # a key never reaches a log
         return f"NodeKey({self.peer})"

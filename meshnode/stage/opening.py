@@ -67,6 +67,7 @@ class Opening:
         self.addresses: tuple[str, ...] = ()
         self.standing: Callable[[PeerId], int] = lambda _: 0  # the work that a peer did for those whom this node owes
         self._turns: dict[int, Turns] = {}
+        self.onward_s = ONWARD_S
         self.held = trio.Event()  # something new is held
 
     async def open(self, peer: PeerId, ask: RouteOpen) -> RouteReady:
@@ -365,7 +366,7 @@ class Opening:
         while True:
             for holding in list(holdings):
                 await self._look_onward(holding)
-            with trio.move_on_after(ONWARD_S if holdings else math.inf):
+            with trio.move_on_after(self.onward_s if holdings else math.inf):
                 await self.held.wait()
             self.held = trio.Event()
 

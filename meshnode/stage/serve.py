@@ -35,7 +35,7 @@ from ..wire.messages import (
 from .holding import Holding
 from .hop import Hop
 from .leased import Leased
-from .opening import Opening
+from .opening import ONWARD_S, Opening
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,16 @@ TOKEN_BYTES = 32  # a text with more bytes a token than this is not worth the ti
 class Stage:
     """Serves the holdings of one node."""
 
-    def __init__(self, links: Links, directory: Directory, key: NodeKey, config: NodeConfig) -> None:
+    def __init__(
+        self,
+        links: Links,
+        directory: Directory,
+        key: NodeKey,
+        config: NodeConfig,
+        *,
+        sweep_s: float = SWEEP_S,
+        onward_s: float = ONWARD_S,
+    ) -> None:
         self._links = links
         self._directory = directory
         self._key = key
@@ -57,6 +66,8 @@ class Stage:
         self.holdings, self.hops, self.on_receipt = leased.holdings, leased.hops, leased.on_receipt
         self.exhibits = leased.exhibits
         self._opening = Opening(links, directory, key, config, leased)
+        self._opening.onward_s = onward_s
+        self._sweep_s = sweep_s
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -85,7 +96,7 @@ class Stage:
             self._nursery.start_soon(self._opening.keep_looking)
             task_status.started()
             while True:
-                await trio.sleep(SWEEP_S)
+                await trio.sleep(self._sweep_s)
                 await self._sweep()
 
     def hold(self, holding: Holding) -> None:
