@@ -20,7 +20,7 @@ MODEL ?= smollm2
 NODES ?= 8
 RECEIPTS ?= 500
 
-.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts soak-kills sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean bench-receipts
+.PHONY: help setup worker wheel model demo lint test soak soak-files soak-worker soak-members soak-receipts soak-kills sim-receipts fuzz exact exact-engine arch-sweep bench-engine bench-mesh bench-identity parity-upstream clean bench-receipts bench-routes
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make exact-engine     bits of the engine alone, batched, chunked and cut: MODEL=gemma3 for another model"
 	@echo "make bench-engine     the engine beside llama.cpp's own programs and beside itself; ends with one line of JSON"
 	@echo "make bench-mesh       decode speed of two and three nodes over one; ends with one line of JSON"
+	@echo "make bench-routes     the simulated mesh: routes over the optimum, churn, hostile messages, cancels; ends with JSON"
 	@echo "make bench-identity   how fast files are hashed and found again; ends with one line of JSON"
 	@echo "make bench-receipts   what receipts cost, and how fast they are verified; ends with one line of JSON"
 	@echo "make parity-upstream  our worker against the unpatched engine"
@@ -131,6 +132,9 @@ bench-engine: worker model
 
 bench-mesh: worker model
 	@PYTHONPATH=fixtures $(PY) -m tests.bench.mesh
+
+bench-routes: $(STAMP)
+	@$(PY) -m meshnode lab simulate --figures --seed $(SEED)
 
 bench-identity: $(STAMP)
 	@$(PY) -m tests.artifact.bench

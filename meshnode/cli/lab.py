@@ -15,7 +15,7 @@ from .. import lab as labs
 from ..api.connect import Control
 from ..config import LIMITS, NUMERICS
 from ..errors import MeshError
-from . import show
+from . import show, simulate
 from .answer import Answer
 from .identify import identity_of
 from .options import is_path, layers_option, path_of
@@ -59,6 +59,9 @@ def _shape(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+command.add_command(simulate.command)
 
 
 @command.command("up")

@@ -1,4 +1,4 @@
-"""A mesh without processes, sockets and clocks: the real stage, client, directory and leases over fake links and workers.
+"""A mesh without processes, sockets and clocks: the real stage, client and leases over fake links and workers.
 
 Time is trio's MockClock, tasks run in an order that the seed decides, and everything that passes is written into a log:
 the same seed gives the same log. What a route computes can be told from what it should, token by token.
@@ -23,11 +23,11 @@ from ..errors import MeshError
 from ..ids import ArtifactId, Layers, PeerId
 from ..keys import NodeKey
 from ..net import PeerInfo
-from ..net.directory import Directory
+from ..net.directory import Directory, keys_of
 from ..net.links import Links, Refused
 from ..route.lease import LeaseBook
 from ..stage import Holding, Stage
-from ..wire.messages import Refusal
+from ..wire.messages import OfferQuery, Refusal
 from ..wire.worker_messages import Loaded, Sampled, Stepped
 
 MESH_ID = "simulated"
@@ -35,6 +35,7 @@ ARTIFACT = ArtifactId("sha256:" + "5" * 64)
 PRIME = 8_388_593  # the largest below 2^23: every state is a whole number that f32 holds
 END_EACH = 61  # of so many tokens one ends the text
 SWEEP_S, ONWARD_S = 2.0, 30.0  # a node's own rounds: each costs real time, in every node
+NEIGHBOURS = 2  # that a newcomer connects to; whom else it needs it finds
 LOST_AFTER_S = 1.0  # until a connection that carries nothing counts as broken
 
 
@@ -167,7 +168,7 @@ class FakeNetwork:
         return [PeerInfo(peer, "", False, 0.0, math.nan) for peer in node.neighbours if peer in self._world.nodes]
 
     async def find(self, key: bytes, *, timeout: float = 5.0) -> list[str]:
-        return list(self._world.announced)
+        return list(self._world.announced.get(key, ()))
 
 
 class FakeLinks(Links):
@@ -198,6 +199,15 @@ class FakeLinks(Links):
         self._world.reach(self._me, peer)
 
 
+class _Call:
+    """A request on its way. answer None: the node that was to give it is gone."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.done = trio.Event()
+        self.answer: Any = None
+
+
 @dataclass
 class SimNode:
     name: str
@@ -209,7 +219,7 @@ class SimNode:
     thawed: trio.Event | None = None  # while it is frozen
     neighbours: list[PeerId] = field(default_factory=list)
     workers: list[FakeWorker] = field(default_factory=list)
-    nursery: trio.Nursery | None = None
+    nursery: trio.Nursery = field(init=False)
 
 
 class World:
@@ -219,7 +229,7 @@ class World:
         self.chance = random.Random(seed)
         self.config = config
         self.nodes: dict[PeerId, SimNode] = {}  # that live
-        self.announced: list[PeerId] = []
+        self.announced: dict[bytes, list[PeerId]] = {}  # what a DHT would know, of those who are gone too
         self.log: list[str] = []
         self.names: dict[PeerId, str] = {}
         self.cut: set[frozenset[PeerId]] = set()  # pairs between which nothing passes
@@ -245,9 +255,9 @@ class World:
         directory = Directory(FakeNetwork(self, peer), links, MESH_ID)  # type: ignore[arg-type]
         stage = Stage(links, directory, key, self.config, sweep_s=SWEEP_S, onward_s=ONWARD_S)
         node = SimNode(name, peer, links, stage, Client(links, directory, key, self.config))
-        node.neighbours = list(self.nodes)
-        for other in self.nodes.values():
-            other.neighbours.append(peer)
+        node.neighbours = self.chance.sample(list(self.nodes), min(NEIGHBOURS, len(self.nodes)))
+        for neighbour in node.neighbours:
+            self.nodes[neighbour].neighbours.append(peer)
         self.nodes[peer] = node
         await self._nursery.start(self._live, node)
         return node
@@ -279,7 +289,8 @@ class World:
             template=None,
         )
         node.stage.hold(holding)
-        self.announced.append(node.peer)
+        for announced in keys_of(MESH_ID, ARTIFACT, layers, n_layer):
+            self.announced.setdefault(announced, []).append(node.peer)
         return holding
 
     def kill(self, node: SimNode) -> None:
@@ -357,22 +368,34 @@ class World:
             await trio.sleep_forever()
         node = self.reach(a, b)
         await self._awake(node)
-        kind = type(message).__name__
+        call = _Call()
+        node.nursery.start_soon(self._serve, node, a, message, call)
         try:
-            answer = await node.links._on_request[type(message)](a, message)
-            said = type(answer).__name__
-        except Refused as refused:
-            answer, said = Refusal(refused.code, refused.message, refused.failed, refused.attempts), refused.code
-        except MeshError as error:
-            answer, said = Refusal(error.code, error.message), error.code
-        if kind != "OfferQuery":
-            self.note(f"{kind} {self.names[a]} {self.names[b]} {said}")
+            await call.done.wait()
+        finally:
+            call.scope.cancel()  # what nobody waits for any more is given up
+        answer = call.answer
+        if not isinstance(message, OfferQuery):
+            said = answer.code if isinstance(answer, Refusal) else type(answer).__name__
+            self.note(f"{type(message).__name__} {self.names[a]} {self.names[b]} {said}")
         await self.pause(b, a)
-        if b not in self.nodes:
+        if answer is None or b not in self.nodes:
             raise MeshError("unreachable", f"{self.names[b]} is gone")
         if isinstance(answer, Refusal):
             raise Refused(answer)
         return answer
+
+    async def _serve(self, node: SimNode, a: PeerId, message: Any, call: _Call) -> None:
+        """In the served node's own tasks, so that it ends with the node."""
+        try:
+            with call.scope:
+                call.answer = await node.links._on_request[type(message)](a, message)
+        except Refused as refused:
+            call.answer = Refusal(refused.code, refused.message, refused.failed, refused.attempts)
+        except MeshError as error:
+            call.answer = Refusal(error.code, error.message)
+        finally:
+            call.done.set()
 
     def post(self, a: PeerId, b: PeerId, message: Any, payload: bytes) -> None:
         self.reach(a, b) if frozenset((a, b)) not in self.cut else None
@@ -389,6 +412,8 @@ class World:
             if node is None or frozenset((a, b)) in self.cut:
                 continue
             await self._awake(node)
+            if b not in self.nodes:
+                continue
             self.note(f"{type(message).__name__} {self.names[a]} {self.names[b]}")
             for take in node.links._on_message.get(type(message), ()):
                 try:
