@@ -25,7 +25,8 @@ class Peers(Builder):
     @property
     def folder(self) -> Path:
         settings = sorted((self.pin.cmake | SETTINGS).items())
-        return self.root / f"peers-{_digest([LAYOUT, self.pin.sha256, settings, self.tools.identity()])[:16]}"
+        made_by = self.tools.identity("native")
+        return self.root / f"peers-{_digest([LAYOUT, self.pin.sha256, settings, made_by])[:16]}"
 
     def build(self) -> Path:
         self._once(self.folder, self._build_peers)

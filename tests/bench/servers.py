@@ -52,6 +52,8 @@ def _wait(process: subprocess.Popen[bytes], ready: str, port: int) -> None:
 
 class Server:
     def __init__(self, port: int) -> None:
+        self.port = port
+        self.decoded: list[float] = []  # tokens/s of each request's decode, in the last turn
         self.url = f"http://127.0.0.1:{port}/completion"
 
     async def rate(self, requests: int, prompt: int, count: int) -> float:
@@ -61,14 +63,16 @@ class Server:
     def _rate(self, requests: int, prompt: int, count: int) -> float:
         from .engine import ids
 
-        made = [0] * requests
+        made, self.decoded = [0] * requests, list[float]()
 
         def one(n: int) -> None:
             settings = {"n_predict": count, "ignore_eos": True, "cache_prompt": False, "temperature": 0}
             body = json.dumps({"prompt": ids(prompt, n + 1)} | settings).encode()
             request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=120) as reply:
-                made[n] = json.load(reply)["tokens_predicted"]
+                answer = json.load(reply)
+            made[n] = answer["tokens_predicted"]
+            self.decoded.append(answer["timings"]["predicted_per_second"])
 
         threads = [threading.Thread(target=one, args=(n,)) for n in range(requests)]
         begin = perf_counter()
@@ -83,8 +87,10 @@ class Server:
 
 
 @contextmanager
-def server(peers: Path, model: Path, *options: str, slots: int, threads: int) -> Iterator[Server]:
-    port = _free_port()
+def server(
+    peers: Path, model: Path, *options: str, slots: int, threads: int, port: int | None = None
+) -> Iterator[Server]:
+    port = port or _free_port()
     size = ("-c", str(1024 * slots), "-np", str(slots), "-t", str(threads), "-tb", str(threads), "-b", "512")
     place = ("--host", "127.0.0.1", "--port", str(port), "--no-webui")
     with _running([peers / "llama-server", "-m", model, *size, *place, *options]) as process:
