@@ -96,14 +96,14 @@ def _answer(chance: random.Random) -> bool:
 
 
 def _lease(chance: random.Random) -> bool:
-    book, key = LeaseBook(2, 30.0), (ENTRY, SESSION)
+    book, key = LeaseBook(2, 30.0), (ENTRY, SESSION, 0)
     book.reserve(key, EPOCH, 0.0, within=5)
     book.apply(key, EPOCH, Event.SIGN, 0.0)
     book.apply(key, EPOCH, Event.PUSH, 0.0)
     ended = chance.random() < 0.5
     if ended:
         book.apply(key, EPOCH, Event.CLOSE, 1.0)
-    stranger = (PeerId("other"), SESSION)
+    stranger = (PeerId("other"), SESSION, 0)
     stale = chance.randint(0, EPOCH if ended else EPOCH - 1)
     event = chance.choice((Event.PUSH, Event.RENEW, Event.SIGN, Event.CLOSE, Event.LAPSE))
     acts: list[Callable[[], object]] = [

@@ -25,6 +25,7 @@ from ..keys import NodeKey
 from ..net import PeerInfo
 from ..net.directory import Directory, keys_of
 from ..net.links import Links, Refused
+from ..net.measure import NeighbourMeasure
 from ..route.lease import LeaseBook
 from ..stage import Holding, Stage
 from ..wire.messages import OfferQuery, Refusal
@@ -165,7 +166,12 @@ class FakeNetwork:
 
     def connected(self) -> list[PeerInfo]:
         node = self._world.nodes[self.peer]
-        return [PeerInfo(peer, "", False, 0.0, math.nan) for peer in node.neighbours if peer in self._world.nodes]
+        return [
+            PeerInfo(peer, "", False, 0.0, NeighbourMeasure()) for peer in node.neighbours if peer in self._world.nodes
+        ]
+
+    def measures(self, peer: str) -> NeighbourMeasure:
+        return NeighbourMeasure()  # nothing is: what a question takes stands in
 
     async def find(self, key: bytes, *, timeout: float = 5.0) -> list[str]:
         return list(self._world.announced.get(key, ()))
