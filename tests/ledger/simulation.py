@@ -15,10 +15,11 @@ import json
 import random
 from dataclasses import dataclass, field
 
+from meshnode.errors import MeshError
 from meshnode.ids import PeerId
 from meshnode.keys import NodeKey
 from meshnode.ledger import audit, balance
-from meshnode.ledger.chain import DISPUTED, chains
+from meshnode.ledger.chain import DISPUTED, chains, read
 from meshnode.ledger.index import Index
 from meshnode.ledger.receipts import acceptances
 from meshnode.ledger.rules import Filed
@@ -28,7 +29,7 @@ from meshnode.wire import schema
 from meshnode.wire.accounts import Acceptance, Finding, Receipt
 from meshnode.wire.messages import Signed
 
-from .sessions import NOW, D, play
+from .sessions import MESH, NOW, D, play
 
 NODES, ROUNDS_A_PERIOD, HOPS = 50, 10, 3
 LIARS = 0.05
@@ -201,10 +202,29 @@ class Mesh:
         return max(ranks.get(peer, 0) for peer in farm)
 
 
+def mutated(count: int, seed: int = 0) -> int:
+    """How many of so many statements with one changed bit were taken for sound."""
+    draw, accepted = random.Random(seed), 0
+    keys = [NodeKey(draw.randbytes(32)) for _ in range(4)]
+    signed = [s for n in range(20) for s in play(keys[1:], keys[0], session=bytes([n]) * 16).statements()]
+    for _ in range(count):
+        one = draw.choice(signed)
+        parts = [bytearray(one.signer.encode()), bytearray(one.raw), bytearray(one.signature)]
+        part = draw.choice(parts)
+        part[draw.randrange(len(part))] ^= 1 << draw.randrange(8)
+        try:
+            read(Signed(PeerId(parts[0].decode(errors="replace")), bytes(parts[1]), bytes(parts[2])), MESH)
+            accepted += 1
+        except MeshError:
+            pass
+    return accepted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--mutations", type=int, default=100_000)
     given = parser.parse_args()
     every = []
     for seed in range(given.seeds):
@@ -222,6 +242,8 @@ def main() -> None:
                 "honest_disputed": sum(f.honest_disputed for f in every),
                 "periods_until_equal": max(f.periods_until_equal for f in every),
                 "farm_rank": max(f.farm_rank for f in every),
+                "mutated": given.mutations,
+                "mutated_accepted": mutated(given.mutations),
             }
         )
     )

@@ -14,6 +14,7 @@ from meshnode.wire import statements
 from meshnode.wire.accounts import Acceptance, Receipt
 from meshnode.wire.messages import Signed
 
+from . import vectors
 from .sessions import MESH, D, Session, key_of, play
 
 ENTRY, OTHER = key_of(1), key_of(99)
@@ -120,3 +121,11 @@ def test_mutated_chains_are_never_verified_as_something_else() -> None:
         except MeshError:
             pass
     assert read == 0
+
+
+def test_the_vectors_are_current() -> None:
+    assert vectors.main(["--check"]) == 0, vectors.COMMAND
+    said = {case["case"]: case["chains"] for case in vectors.vectors()["chains"]}
+    assert [c["verdict"] for c in said["whole"]] == [VERIFIED]
+    assert {c["verdict"] for c in said["no receipt of the middle"]} == {INCOMPLETE}
+    assert [c["verdict"] for c in said["two receipts of one segment"]] == [DISPUTED]

@@ -13,6 +13,8 @@ from meshnode.ids import Layers
 from meshnode.node import Node
 from meshnode.stage.exhibits import MAX_EXHIBITS
 
+from . import conftest
+
 
 def lies(node: Node, from_position: int) -> None:
     """What this node computes from a position on is something else; it signs for that."""
@@ -77,6 +79,23 @@ async def test_a_liar_is_found_wherever_it_is_and_comes_last(mesh_of: Any, place
             while not (await mesh.entry.receipt((await mesh.entry.receipts(None, 0))[0]["id"]))["findings"]:
                 await trio.sleep(0.05)
         assert mesh.entry.auditing.lowered == set()  # from one that it does not trust
+
+
+@pytest.mark.parametrize("lying", [False, True])
+async def test_fast_numerics_are_compared_by_distance(
+    mesh_of: Any, lying: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "CONFIG", dataclasses.replace(conftest.CONFIG, numerics="fast"))
+    async with mesh_of("0-2", "2-4", "4-6") as mesh:
+        model = await mesh.ready()
+        if lying:
+            lies(mesh.nodes[1], from_position=8)
+        await mesh.ask(model, "hello", max_tokens=12)
+        auditor = await loaded(mesh, Layers(0, 6))
+        found = {f["peer"]: f["verdict"] for f in await audited(mesh, auditor)}
+        head, middle, tail = (node.network.peer for node in mesh.nodes[:3])
+        assert found == {head: "agrees", middle: "differs" if lying else "agrees"}
+        assert tail not in found
 
 
 async def test_in_the_background_one_hop_in_twenty(mesh_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
