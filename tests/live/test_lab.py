@@ -54,6 +54,9 @@ def together(lab: Lab) -> list[list[int]]:
     return [json.loads(process.communicate(timeout=60)[0])["token_ids"] for process in running]
 
 
+LEFT_BY_OTHERS = 16 << 20  # bytes that a worker keeps of other tests' grammars and batches; a third's cache has 60 MiB
+
+
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_four_sessions_at_once_say_what_each_says_alone(thirds: Lab, whole: dict[str, Any], turn: int) -> None:
     assert together(thirds) == [*whole["greedy"], whole["greedy"][0]]
@@ -70,7 +73,8 @@ def test_a_stage_maps_and_takes_only_what_is_its_own(thirds: Lab, whole: dict[st
         memory = mapped(holding["worker"], model.name)
         assert 0 < memory["size"] <= 1.1 * holding["tensor_bytes"], (name, memory, holding)
         others_kv = holding["kv_bytes"] * 2  # of the two thirds that it does not hold
-        assert memory["anonymous"] <= whole["memory"]["anonymous"] - others_kv, (name, memory, whole["memory"])
+        most = whole["memory"]["anonymous"] - others_kv + LEFT_BY_OTHERS
+        assert memory["anonymous"] <= most, (name, memory, whole["memory"])
         own_kv += holding["kv_bytes"]
     assert own_kv > 0
 
